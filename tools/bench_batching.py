@@ -43,7 +43,7 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def median_seconds(repetitions: int, **arguments: Any) -> tuple[float, int]:
-    """Median CPU seconds of a warm check, and its number of presentations."""
+    """Median CPU seconds of a warm check, and its number of arrangements."""
     tokens = torch.randint(1, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": tokens, "labels": tokens.clone()}
     times = []
@@ -63,9 +63,9 @@ def main(repetitions: int, as_json: bool) -> None:
     both, num_both = median_seconds(repetitions, mesh={"dp": 2}, parallelize=shard)
     on_ranks = (both - alone) / (num_both - num_alone)
     if as_json:
-        print_json({"one_device": alone, "presentations": num_alone, "per_distribution": on_ranks})
+        print_json({"one_device": alone, "arrangements": num_alone, "per_distribution": on_ranks})
     else:
-        click.echo(f"one device: {alone:.2f} CPU s for {num_alone} presentations")
+        click.echo(f"one device: {alone:.2f} CPU s for {num_alone} arrangements")
         click.echo(f"two ranks: {on_ranks:.3f} CPU s for each distribution of the rows")
 
 

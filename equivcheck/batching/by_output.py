@@ -1,6 +1,6 @@
 """Finds how a step weighs each model output, if no weights per example explain the parameters' gradients.
 
-If outputs agree in two presentations, gradients at one position differ only by the loss's weight. All positions of an example
+If outputs agree in two arrangements, gradients at one position differ only by the loss's weight. All positions of an example
 then have the same ratio. Outputs such as two heads may have different normalisers, each with its own count.
 """
 
@@ -12,22 +12,22 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from equivcheck.arrangements.arrangement import Arrangement, Kind
+from equivcheck.arrangements.rows import Example, Rows
 from equivcheck.batching.normalisers import Normaliser, Over, Unit, candidates
 from equivcheck.batching.outputs import named_outputs
 from equivcheck.batching.runs import Runs
-from equivcheck.presentations.presentation import Kind, Presentation
-from equivcheck.presentations.rows import Example, Rows
 from equivcheck.scenario.scenario import count
 from equivcheck.worlds.trace.tensors import Vector
 
 _MIN_INDEPENDENT = 5
-"""Number of independent presentations and gradient elements needed to prove a sum of two losses."""
+"""Number of independent arrangements and gradient elements needed to prove a sum of two losses."""
 
 
-def cause_by_output(runs: Runs, plain: Sequence[Presentation], window: int | None) -> str:
+def cause_by_output(runs: Runs, plain: Sequence[Arrangement], window: int | None) -> str:
     """Explain for each model output how much each example weighs in the output's gradients. Empty if no explanation fits.
 
-    `plain` are presentations (ways to split, pad and pack the batch) without additional padding. `window` is the number of
+    `plain` are arrangements (ways to split, pad and pack the batch) without additional padding. `window` is the number of
     microbatches in an update.
     """
     whole = runs.observation(runs.whole)
@@ -58,13 +58,13 @@ def fits_by_output(runs: Runs, normaliser: Normaliser, window: int | None) -> bo
     return all(_fits_pair(runs, normaliser, window, *pair) for pair in pairs)
 
 
-Place = tuple[Presentation, Example]
-"""A presentation, and one example in it."""
+Place = tuple[Arrangement, Example]
+"""An arrangement, and one example in it."""
 
 
 def _fits_pair(runs: Runs, normaliser: Normaliser, window: int | None, one: Place, other: Place) -> bool:
-    """Whether an example's gradients at counted positions have the ratio of its weights in two presentations."""
-    after, before = (runs.observation(presentation) for presentation, _ in (one, other))
+    """Whether an example's gradients at counted positions have the ratio of its weights in two arrangements."""
+    after, before = (runs.observation(arrangement) for arrangement, _ in (one, other))
     if after.names != before.names:
         return False
     for number, gradient in enumerate(after.gradients[id(one[1])]):
@@ -80,21 +80,19 @@ def _fits_pair(runs: Runs, normaliser: Normaliser, window: int | None, one: Plac
 
 def _weight(runs: Runs, normaliser: Normaliser, window: int | None, place: Place, number: int) -> float:
     """Return an example's weight, which is never 0, from the counts in one output."""
-    presentation, example = place
-    gradients = runs.observation(presentation).gradients
-    examples = [each for rows in presentation.microbatches for each in rows.examples]
+    arrangement, example = place
+    gradients = runs.observation(arrangement).gradients
+    examples = [each for rows in arrangement.microbatches for each in rows.examples]
     copies = {id(each): replace(each, num_counted=_num_positions(gradients[id(each)][number])) for each in examples}
-    return normaliser.weights(_with_copies(presentation, copies), window)[id(copies[id(example)])] or 1.0
+    return normaliser.weights(_with_copies(arrangement, copies), window)[id(copies[id(example)])] or 1.0
 
 
-def _only_example(presentation: Presentation) -> Example:
-    ((example,),) = presentation.microbatches[0].rows
+def _only_example(arrangement: Arrangement) -> Example:
+    ((example,),) = arrangement.microbatches[0].rows
     return example
 
 
-def _of_ratios(
-    runs: Runs, ratios: Sequence[Sequence[dict[int, float]]], shown: Sequence[Presentation], window: int | None
-) -> str:
+def _of_ratios(runs: Runs, ratios: Sequence[Sequence[dict[int, float]]], shown: Sequence[Arrangement], window: int | None) -> str:
     """Say how the step weighs each output, if each example has one weight in each output."""
     names = runs.observation(runs.whole).names
     wrong: dict[str, list[str]] = {}
@@ -117,9 +115,9 @@ def _of_ratios(
     return f"{'; '.join(clauses)} (explains {_in(shown)})"
 
 
-def _values_in_splits(ratios: Sequence[dict[int, float]], shown: Sequence[Presentation]) -> Iterator[float]:
-    for each, presentation in zip(ratios, shown, strict=True):
-        if presentation.kind is Kind.SPLIT:
+def _values_in_splits(ratios: Sequence[dict[int, float]], shown: Sequence[Arrangement]) -> Iterator[float]:
+    for each, arrangement in zip(ratios, shown, strict=True):
+        if arrangement.kind is Kind.SPLIT:
             yield from each.values()
 
 
@@ -161,7 +159,7 @@ def _gradients_through_outputs(runs: Runs) -> Vector | None:
 
 
 def _fitting(
-    runs: Runs, number: int, ratios: Sequence[dict[int, float]], shown: Sequence[Presentation], window: int | None
+    runs: Runs, number: int, ratios: Sequence[dict[int, float]], shown: Sequence[Arrangement], window: int | None
 ) -> Normaliser | None:
     """Return the first normaliser that explains all ratios with the output's own counts."""
     counts = {key: _num_positions(each[number]) for key, each in runs.observation(runs.whole).gradients.items()}
@@ -184,14 +182,14 @@ def _num_positions(gradient: torch.Tensor) -> int:
     return int((gradient.flatten(1).abs().sum(1) != 0).sum()) if gradient.dim() > 1 else 1
 
 
-def _with_copies(presentation: Presentation, copies: dict[int, Example]) -> Presentation:
+def _with_copies(arrangement: Arrangement, copies: dict[int, Example]) -> Arrangement:
     def copy_rows(rows: Rows) -> Rows:
         return replace(rows, rows=tuple(tuple(copies[id(each)] for each in row) for row in rows.rows))
 
-    return replace(presentation, microbatches=tuple(map(copy_rows, presentation.microbatches)))
+    return replace(arrangement, microbatches=tuple(map(copy_rows, arrangement.microbatches)))
 
 
-def _of_two_parts(runs: Runs, shown: Sequence[Presentation], window: int | None) -> str:
+def _of_two_parts(runs: Runs, shown: Sequence[Arrangement], window: int | None) -> str:
     """Say which two normalisers explain output gradients as a sum with two terms. Empty if no two normalisers do."""
     gradients = [np.stack([_flat(runs, each, example) for each in shown]) for example in runs.examples]
     if min(min(each.shape) for each in gradients) < _MIN_INDEPENDENT or not all(np.isfinite(each).all() for each in gradients):
@@ -206,24 +204,24 @@ def _of_two_parts(runs: Runs, shown: Sequence[Presentation], window: int | None)
     return ""
 
 
-def _flat(runs: Runs, presentation: Presentation, example: Example) -> Vector:
-    gradients = runs.observation(presentation).gradients[id(example)]
+def _flat(runs: Runs, arrangement: Arrangement, example: Example) -> Vector:
+    gradients = runs.observation(arrangement).gradients[id(example)]
     found: Vector = torch.cat([each.flatten() for each in gradients]).double().numpy()
     return found
 
 
-def _weights(normaliser: Normaliser, shown: Sequence[Presentation], example: Example, window: int | None) -> Vector:
+def _weights(normaliser: Normaliser, shown: Sequence[Arrangement], example: Example, window: int | None) -> Vector:
     return np.array([normaliser.weights(each, window)[id(example)] for each in shown])
 
 
 def _spans(weights: Vector, gradients: Vector, rounding: float) -> bool:
-    """Whether two weights in each presentation explain an example's gradients there."""
+    """Whether two weights in each arrangement explain an example's gradients there."""
     terms = np.linalg.lstsq(weights, gradients, rcond=None)[0]
     return bool(np.linalg.norm(weights @ terms - gradients) <= rounding * np.linalg.norm(gradients))
 
 
-def _in(shown: Sequence[Presentation]) -> str:
-    return f"the outputs' gradients in {count(len(shown), 'presentation')}"
+def _in(shown: Sequence[Arrangement]) -> str:
+    return f"the outputs' gradients in {count(len(shown), 'arrangement')}"
 
 
 _SHARED = "rows in a microbatch share a loss term"

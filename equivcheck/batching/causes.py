@@ -1,6 +1,6 @@
-"""Explains why a presentation differs: how the step weighs examples, or how examples and padding influence each other.
+"""Explains why an arrangement differs: how the step weighs examples, or how examples and padding influence each other.
 
-Weights are a cause only if they predict the gradients of every presentation. If they do not, the model's outputs at each
+Weights are a cause only if they predict the gradients of every arrangement. If they do not, the model's outputs at each
 example's own positions show whether the model or the loss is to blame.
 """
 
@@ -13,23 +13,23 @@ import numpy as np
 import torch
 from torch import nn
 
+from equivcheck.arrangements.arrangement import Arrangement, Kind
+from equivcheck.arrangements.fields import Role
+from equivcheck.arrangements.format import Format
+from equivcheck.arrangements.rows import Example, Rows, Side
 from equivcheck.batching.by_output import cause_by_output
 from equivcheck.batching.normalisers import Normaliser, Unit, candidates, fits, fits_within_example, measured_weights
 from equivcheck.batching.runs import Runs
-from equivcheck.presentations.fields import Role
-from equivcheck.presentations.format import Format
-from equivcheck.presentations.presentation import Kind, Presentation
-from equivcheck.presentations.rows import Example, Rows, Side
 from equivcheck.scenario.scenario import count
 
 _PLAIN = (Kind.WHOLE, Kind.SPLIT, Kind.BLANK, Kind.TWICE)
-"""Kinds of presentations without more padding or packing than the user's batch."""
+"""Kinds of arrangements without more padding or packing than the user's batch."""
 
 
-def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Presentation], wrong: Sequence[Presentation]) -> str:
-    """Explain why the presentations in `wrong` differ from the whole batch. Returns an empty text if no explanation fits.
+def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Arrangement], wrong: Sequence[Arrangement]) -> str:
+    """Explain why the arrangements in `wrong` differ from the whole batch. Returns an empty text if no explanation fits.
 
-    A presentation is one way to split, pad and pack the examples. `shown` are all presentations that ran. `given` describes the
+    An arrangement is one way to split, pad and pack the examples. `shown` are all arrangements that ran. `given` describes the
     batch's tensors. `window` is the number of microbatches in an update.
     """
     every = [runs.whole, *shown]
@@ -48,7 +48,7 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
     found = _normaliser(runs, every, window)
     if found is not None:
         words = f"{found.words(is_sum=runs.is_additive)}{_or_other(found, runs, given, every, window)}"
-        return f"{words} (explains all {len(shown)} presentations)"
+        return f"{words} (explains all {len(shown)} arrangements)"
     clauses = []
     twice = next((each for each in wrong if each.kind is Kind.TWICE and not each.ranks), None)
     if twice is not None and _grows_with_microbatches(runs, twice):
@@ -63,8 +63,8 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
         found = _normaliser(runs, plain, window)
         if found is not None:
             words = f"{found.words(is_sum=runs.is_additive)}{_or_other(found, runs, given, plain, window)}"
-            # The whole batch is in `plain`, but not counted: the verdict counts presentations that it is compared with.
-            clauses.append(f"{words} (explains all {len(plain) - 1} presentations without more padding)")
+            # The whole batch is in `plain`, but not counted: the verdict counts arrangements that it is compared with.
+            clauses.append(f"{words} (explains all {len(plain) - 1} arrangements without more padding)")
         elif not any(clauses):  # padding that counts changes with the lengths of microbatches, so one cause is enough
             clauses.append(_of_split(runs, split[0], plain, window))
     if wrong and not any(clauses) and all(each.ranks for each in wrong):
@@ -72,30 +72,30 @@ def cause_of(runs: Runs, given: Format, window: int | None, shown: Sequence[Pres
     return "; ".join(filter(None, clauses))
 
 
-def _normaliser(runs: Runs, presentations: Sequence[Presentation], window: int | None) -> Normaliser | None:
-    """Return the first normaliser that predicts the gradients in all presentations."""
-    for each in candidates(window, has_ranks=any(one.ranks for one in presentations)):
-        if fits_within_example(each, runs, window) and all(fits(each, runs, one, window) for one in presentations):
+def _normaliser(runs: Runs, arrangements: Sequence[Arrangement], window: int | None) -> Normaliser | None:
+    """Return the first normaliser that predicts the gradients in all arrangements."""
+    for each in candidates(window, has_ranks=any(one.ranks for one in arrangements)):
+        if fits_within_example(each, runs, window) and all(fits(each, runs, one, window) for one in arrangements):
             return each
     return None
 
 
-def _or_other(found: Normaliser, runs: Runs, given: Format, presentations: Sequence[Presentation], window: int | None) -> str:
+def _or_other(found: Normaliser, runs: Runs, given: Format, arrangements: Sequence[Arrangement], window: int | None) -> str:
     """Return a clause if a mean over examples predicts the same gradients as a mean over tokens, because counts are equal."""
     other = replace(found, unit=Unit.EXAMPLES)
-    is_other = given.has_tokens and found.unit is Unit.TOKENS and all(fits(other, runs, one, window) for one in presentations)
+    is_other = given.has_tokens and found.unit is Unit.TOKENS and all(fits(other, runs, one, window) for one in arrangements)
     return f", or {other}" if is_other else ""
 
 
-def _grows_with_microbatches(runs: Runs, twice: Presentation) -> bool:
+def _grows_with_microbatches(runs: Runs, twice: Arrangement) -> bool:
     """Whether three copies of the batch change the gradients twice as much as two copies do."""
     once, two = runs.gradients(runs.whole), runs.gradients(twice)
     thrice = replace(twice, microbatches=twice.microbatches[:1] * 3)
     return runs.fits(runs.gradients(thrice), once + 2.0 * (two - once))
 
 
-def _of_ranks(runs: Runs, every: Sequence[Presentation], wrong: Sequence[Presentation], window: int | None) -> str:
-    """Say how the step on ranks weighs examples, if all presentations on one device agree."""
+def _of_ranks(runs: Runs, every: Sequence[Arrangement], wrong: Sequence[Arrangement], window: int | None) -> str:
+    """Say how the step on ranks weighs examples, if all arrangements on one device agree."""
     local = [runs.local_gradients(each) for each in wrong]
     if local[0] and any((each != local[0][0]).any() for each in local[0]):
         for name, combine in (("mean", np.mean), ("sum", np.sum)):
@@ -107,11 +107,11 @@ def _of_ranks(runs: Runs, every: Sequence[Presentation], wrong: Sequence[Present
     on_ranks = [each for each in every if each.ranks]
     for found in candidates(window, has_ranks=True):
         if all(fits(found, runs, each, window, on_one) for each in on_ranks):
-            return f"on ranks the step is the {found} (explains all {len(on_ranks)} presentations on ranks)"
+            return f"on ranks the step is the {found} (explains all {len(on_ranks)} arrangements on ranks)"
     return ""
 
 
-def _of_split(runs: Runs, place: Presentation, plain: Sequence[Presentation], window: int | None) -> str:
+def _of_split(runs: Runs, place: Arrangement, plain: Sequence[Arrangement], window: int | None) -> str:
     differ = runs.outputs_differ(place, runs.whole)
     if differ is None:
         return ""
@@ -129,7 +129,7 @@ def _in_model(runs: Runs) -> str:
     return f"rows in a microbatch influence each other in the model{about}"
 
 
-def _of_padding(runs: Runs, given: Format, place: Presentation) -> str:
+def _of_padding(runs: Runs, given: Format, place: Arrangement) -> str:
     differ = runs.outputs_differ(place, runs.whole)
     if differ is None:
         return ""
@@ -144,13 +144,13 @@ def _of_padding(runs: Runs, given: Format, place: Presentation) -> str:
     return "positions count padding: the model's outputs at other positions change with the amount of padding, not with its token"
 
 
-def _each_row_by_itself(place: Presentation, rows: Rows) -> Presentation:
-    """Return a presentation with each row in its own microbatch, and with the same length as before."""
+def _each_row_by_itself(place: Arrangement, rows: Rows) -> Arrangement:
+    """Return an arrangement with each row in its own microbatch, and with the same length as before."""
     alone = [replace(rows, rows=(row,), extra=rows.length - sum(example.length for example in row)) for row in rows.rows]
     return replace(place, microbatches=tuple(alone))
 
 
-def _of_padding_in_loss(runs: Runs, given: Format, place: Presentation, rows: Rows) -> str:
+def _of_padding_in_loss(runs: Runs, given: Format, place: Arrangement, rows: Rows) -> str:
     if rows.side is Side.LEFT and _predicts_from_padding(runs, given, rows):
         return f"{_FROM_PADDING} an example's first token counts, although padding predicts it"
     found = runs.observation(place)
@@ -172,11 +172,11 @@ def _predicts_from_padding(runs: Runs, given: Format, rows: Rows) -> bool:
     examples = [given.without_first_label(example) for example in rows.examples]
     alone = tuple((example,) for example in examples)
     both = [replace(rows, rows=alone, side=side) for side in (Side.RIGHT, Side.LEFT)]
-    right, left = (Presentation(name="padded", kind=Kind.PADDED, microbatches=(each,)) for each in both)
+    right, left = (Arrangement(name="padded", kind=Kind.PADDED, microbatches=(each,)) for each in both)
     return runs.fits(runs.gradients(left), runs.gradients(right))
 
 
-def _of_packing(runs: Runs, given: Format, place: Presentation) -> str:
+def _of_packing(runs: Runs, given: Format, place: Arrangement) -> str:
     differ = runs.outputs_differ(place, runs.whole)
     if differ is None:
         return ""
@@ -189,7 +189,7 @@ def _of_packing(runs: Runs, given: Format, place: Presentation) -> str:
     return "positions run on in packed documents: a document's outputs depend on the length of the one before, not on its tokens"
 
 
-def _of_packed_loss(runs: Runs, given: Format, place: Presentation, row: Sequence[Example]) -> str:
+def _of_packed_loss(runs: Runs, given: Format, place: Arrangement, row: Sequence[Example]) -> str:
     """Say how packing changes the loss if the model's outputs agree.
 
     If only the first document has labels, gradients must equal those of this document by itself.
@@ -206,7 +206,7 @@ def _of_packed_loss(runs: Runs, given: Format, place: Presentation, row: Sequenc
     return "the loss counts packed documents in another way: the model's outputs agree"
 
 
-def _output_over_border(runs: Runs, place: Presentation) -> str | None:
+def _output_over_border(runs: Runs, place: Arrangement) -> str | None:
     """Return the name of an output that has gradients at a document's last positions only if another document follows.
 
     None if there is none.
@@ -231,8 +231,8 @@ def _other_token(given: Format, examples: Sequence[Example]) -> int:
     return int(values[values != given.pad_id].max()) if bool((values != given.pad_id).any()) else given.pad_id
 
 
-def _packed(row: Sequence[Example]) -> Presentation:
-    return Presentation(name="packed", kind=Kind.PACKED, microbatches=(Rows(rows=(tuple(row),)),))
+def _packed(row: Sequence[Example]) -> Arrangement:
+    return Arrangement(name="packed", kind=Kind.PACKED, microbatches=(Rows(rows=(tuple(row),)),))
 
 
 _FROM_PADDING = "with padding on the left, the label of"

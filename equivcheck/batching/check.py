@@ -53,7 +53,7 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     """Check whether a training step computes the same gradients if its examples are batched in another way.
 
     The batch is taken apart into examples, its rows. They are split over microbatches, padded and packed in other ways. Each such
-    presentation trains one step from the same parameters. Gradients and parameters must equal those of the whole batch in one
+    arrangement trains one step from the same parameters. Gradients and parameters must equal those of the whole batch in one
     microbatch, except for rounding errors, whose size is measured in further runs::
 
         verdict = check_batching(
@@ -76,7 +76,7 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param evaluate: Called as ``evaluate(model, batches)``. Returns the loss over all batches; it must not depend on the split.
     :param name: Name of the step in the verdict's first line.
     :param normaliser: How `step` weighs examples: ``"token"`` for the mean over all counted tokens, ``"sequence"`` for the mean
-        over examples, each the mean over its tokens, ``"none"`` for the sum over tokens. By default presentations are compared
+        over examples, each the mean over its tokens, ``"none"`` for the sum over tokens. By default arrangements are compared
         with each other only, and the verdict says which normaliser fits.
     :param window: Number of microbatches that `step` accumulates for one update. A call with fewer microbatches stands for the
         last, shorter update.
@@ -97,7 +97,7 @@ def check_batching(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param dtype: Model and batches are converted to this type. None leaves them unchanged.
     :param keep_dtype: If the model's code casts to float32, cast to float64 instead.
     :param seed: Seed for torch, numpy and random before `model` is called.
-    :param explain: Search for the cause if a presentation differs.
+    :param explain: Search for the cause if an arrangement differs.
     :param mesh: Axis names and sizes. The examples are then also distributed over ranks, in up to eight ways.
     :param parallelize: Called on each rank as ``parallelize(model, mesh)``, as in `check_training`. Needed with `mesh`.
     :param rank_step: Replaces `step` on ranks. It gets the microbatches for this rank; all ranks get equally many.

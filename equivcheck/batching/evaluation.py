@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from equivcheck.arrangements.arrangement import Arrangement, Kind
+from equivcheck.arrangements.format import Format
 from equivcheck.batching.usage import invalid
-from equivcheck.batching.verdict import PresentationResult
+from equivcheck.batching.verdict import ArrangementResult
 from equivcheck.errors import UsageError
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR, NUM_PERTURBATIONS
 from equivcheck.oracle.verdict.description import shorten_to_line
-from equivcheck.presentations.format import Format
-from equivcheck.presentations.presentation import Kind, Presentation
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch
 from equivcheck.user.randomness import seed_generators
@@ -43,9 +43,9 @@ _KINDS = (Kind.SPLIT, Kind.BLANK, Kind.PADDED)
 
 
 def evaluations(
-    evaluate: Evaluate, task: Task, given: Format, whole: Presentation, shown: Sequence[Presentation]
-) -> list[PresentationResult]:
-    """Evaluate the model on each split or padded presentation in `shown`, and compare the loss with that for the whole batch."""
+    evaluate: Evaluate, task: Task, given: Format, whole: Arrangement, shown: Sequence[Arrangement]
+) -> list[ArrangementResult]:
+    """Evaluate the model on each split or padded arrangement in `shown`, and compare the loss with that for the whole batch."""
     with one_thread():
         expected, tolerance = _measured(evaluate, task, _batches(task, given, whole))
         return [
@@ -55,7 +55,7 @@ def evaluations(
         ]
 
 
-def cause_of_evaluation(evaluate: Evaluate, task: Task, given: Format, shown: Sequence[Presentation]) -> str:
+def cause_of_evaluation(evaluate: Evaluate, task: Task, given: Format, shown: Sequence[Arrangement]) -> str:
     """Return why `evaluate` gives other losses if the same examples are split in other ways. Empty if this is unknown."""
     split = [each for each in shown if len(each.microbatches) > 1 and each.kind in _KINDS and not each.has_blank]
     left = dict(_CAUSES) if split else {}
@@ -69,22 +69,20 @@ def cause_of_evaluation(evaluate: Evaluate, task: Task, given: Format, shown: Se
     return next(iter(left), "")
 
 
-def _evaluated(
-    presentation: Presentation, evaluated: Callable[[], float], expected: float, tolerance: float
-) -> PresentationResult:
-    name = f"evaluation, {presentation.name}"
+def _evaluated(arrangement: Arrangement, evaluated: Callable[[], float], expected: float, tolerance: float) -> ArrangementResult:
+    name = f"evaluation, {arrangement.name}"
     try:
         actual = evaluated()
     except UsageError:
         raise
     except Exception as raised:
         failure = shorten_to_line(f"{type(raised).__name__}: {raised}")
-        return PresentationResult(name=name, kind=presentation.kind, error=math.inf, failure=failure)
+        return ArrangementResult(name=name, kind=arrangement.kind, error=math.inf, failure=failure)
     distance = abs(actual - expected)
     error = 0.0
     if distance:
         error = distance / tolerance if np.isfinite(distance) and tolerance else math.inf
-    result = PresentationResult(name=name, kind=presentation.kind, error=error)
+    result = ArrangementResult(name=name, kind=arrangement.kind, error=error)
     if error <= 1.0:
         return result
     divergence = Divergence(
@@ -115,8 +113,8 @@ def _measured(evaluate: Evaluate, task: Task, batches: list[Any]) -> tuple[float
     return expected, FACTOR * max(spread, eps * abs(expected)) + ABSOLUTE * eps * abs(expected)
 
 
-def _batches(task: Task, given: Format, presentation: Presentation) -> list[Any]:
-    return [convert_batch(given.microbatch(rows), task.dtype) for rows in presentation.microbatches]
+def _batches(task: Task, given: Format, arrangement: Arrangement) -> list[Any]:
+    return [convert_batch(given.microbatch(rows), task.dtype) for rows in arrangement.microbatches]
 
 
 def _value(evaluate: Evaluate, task: Task, model: nn.Module, batches: list[Any]) -> float:

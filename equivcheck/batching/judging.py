@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from equivcheck.arrangements.arrangement import Arrangement, Kind, arrangements
+from equivcheck.arrangements.distributions import distributions
+from equivcheck.arrangements.fields import Role, unsplit_lists
+from equivcheck.arrangements.format import Format
 from equivcheck.batching.by_output import fits_by_output
 from equivcheck.batching.causes import cause_of
 from equivcheck.batching.evaluation import cause_of_evaluation, evaluations
@@ -28,14 +32,10 @@ from equivcheck.batching.runs import COMPARED, Runs
 from equivcheck.batching.scale import constant_factor
 from equivcheck.batching.step import Step
 from equivcheck.batching.usage import API, invalid
-from equivcheck.batching.verdict import BatchingVerdict, PresentationResult
+from equivcheck.batching.verdict import ArrangementResult, BatchingVerdict
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.presentations.distributions import distributions
-from equivcheck.presentations.fields import Role, unsplit_lists
-from equivcheck.presentations.format import Format
-from equivcheck.presentations.presentation import Kind, Presentation, presentations
 from equivcheck.system.tally import record_check
 from equivcheck.user.messages.no_update import NO_STEP
 from equivcheck.user.usage import named_in_errors
@@ -45,7 +45,7 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 
 
 def check_step(step: Step) -> BatchingVerdict:
-    """Train the step on all presentations and compare them, as `check_batching` does."""
+    """Train the step on all arrangements and compare them, as `check_batching` does."""
     started = time.perf_counter()
     with preserved_state(StateKeeper()), named_in_errors(API):
         verdict = _checked(step)
@@ -62,7 +62,7 @@ def _checked(step: Step) -> BatchingVerdict:
     empty = _verdict(step, runs, given, ranks)
     if runs.reference.doubt is not None:
         return replace(empty, outcome=Outcome.INCONCLUSIVE, reason=runs.reference.doubt.reason)
-    shown = list(presentations(given, examples, step.constraints))
+    shown = list(arrangements(given, examples, step.constraints))
     if ranks is not None:
         shown += distributions(given, examples, step.constraints, ranks.task.num_data_ranks)
     results = [_result(runs, each, step) for each in shown]
@@ -73,7 +73,7 @@ def _checked(step: Step) -> BatchingVerdict:
 
 
 def _verdict(step: Step, runs: Runs, given: Format, ranks: RankRuns | None) -> BatchingVerdict:
-    """Return the verdict as it is before any presentation is compared."""
+    """Return the verdict as it is before any arrangement is compared."""
     return BatchingVerdict(
         outcome=Outcome.EQUIVALENT,
         world="one device" if ranks is None else ranks.world_name,
@@ -88,32 +88,32 @@ def _verdict(step: Step, runs: Runs, given: Format, ranks: RankRuns | None) -> B
 
 def _notes(runs: Runs, given: Format, ranks: RankRuns | None) -> Iterator[str]:
     for name in unsplit_lists(given.batch, given.fields):
-        yield f"batch {name!r} has no tensors, so every presentation gets it unchanged"
+        yield f"batch {name!r} has no tensors, so every arrangement gets it unchanged"
     if ranks is not None and len(runs.examples) < ranks.task.num_data_ranks:
         yield f"{len(runs.examples)} examples are too few for {ranks.task.num_data_ranks} data ranks, so they are not split"
 
 
-def _result(runs: Runs, presentation: Presentation, step: Step) -> PresentationResult:
-    """Compare a presentation with the whole batch.
+def _result(runs: Runs, arrangement: Arrangement, step: Step) -> ArrangementResult:
+    """Compare an arrangement with the whole batch.
 
     A batch twice may have twice the gradients if sums are allowed. A term that rows of a microbatch share is always a mean.
     """
-    result = PresentationResult(name=presentation.name, kind=presentation.kind)
-    if presentation.kind is not Kind.TWICE:
+    result = ArrangementResult(name=arrangement.name, kind=arrangement.kind)
+    if arrangement.kind is not Kind.TWICE:
         # Ranks may return the loss of their own rows.
-        phases = COMPARED if not presentation.ranks else (Phase.GRADIENT, Phase.UPDATE)
-        return _compared(runs, result, presentation, phases, 1.0)
-    times = float(len(presentation.ranks) or 2)
+        phases = COMPARED if not arrangement.ranks else (Phase.GRADIENT, Phase.UPDATE)
+        return _compared(runs, result, arrangement, phases, 1.0)
+    times = float(len(arrangement.ranks) or 2)
     factors = {None: (1.0,) if step.microbatch_loss else (1.0, times), "none": (times,)}.get(step.normaliser, (1.0,))
-    found = [_compared(runs, result, presentation, (Phase.GRADIENT,), factor) for factor in factors]
+    found = [_compared(runs, result, arrangement, (Phase.GRADIENT,), factor) for factor in factors]
     return next((each for each in found if each.divergence is None), found[0])
 
 
 def _compared(
-    runs: Runs, result: PresentationResult, presentation: Presentation, phases: Sequence[Phase], factor: float
-) -> PresentationResult:
+    runs: Runs, result: ArrangementResult, arrangement: Arrangement, phases: Sequence[Phase], factor: float
+) -> ArrangementResult:
     try:
-        found = runs.compare(presentation, phases, factor=factor)
+        found = runs.compare(arrangement, phases, factor=factor)
     except UsageError:
         raise
     except RanksFailed as error:
@@ -125,10 +125,10 @@ def _compared(
         return replace(result, error=found.worst_error)
     # A logged loss matters less than a gradient.
     first = min(found.divergences, key=lambda each: (each.phase is Phase.LOSS, each.phase is Phase.UPDATE))
-    return replace(result, error=found.worst_error, divergence=first, ratio=runs.ratio(presentation, first))
+    return replace(result, error=found.worst_error, divergence=first, ratio=runs.ratio(arrangement, first))
 
 
-def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, shown: Sequence[Presentation]) -> BatchingVerdict:
+def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, shown: Sequence[Arrangement]) -> BatchingVerdict:
     declared = None if step.normaliser is None or step.microbatch_loss else NORMALISERS[step.normaliser]
     first = next((result for result in verdict.results if result.divergence is not None), None)
     failed = next((result for result in verdict.results if result.failure), None)
@@ -146,9 +146,9 @@ def _judged(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, sho
             reason=f"the whole batch is not the declared {declared.words(is_sum=runs.is_additive)}",
         )
     elif runs.narrows and all(map(_may_overflow, verdict.results)):
-        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=f"presentation {first.name!r} has NaN, but {_OVERFLOW}")
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=f"arrangement {first.name!r} has NaN, but {_OVERFLOW}")
     else:
-        reason = f"presentation {first.name!r} differs from the whole batch"
+        reason = f"arrangement {first.name!r} differs from the whole batch"
         verdict = replace(verdict, outcome=Outcome.DIVERGED, reason=reason, divergence=first.divergence)
     return _explained(verdict, runs, given, step, shown) if step.explain else verdict
 
@@ -169,7 +169,7 @@ def _scaled(verdict: BatchingVerdict, runs: Runs, given: Format, declared: Norma
     if runs.is_one(factor):
         return verdict
     by = f", which is 1 / window ({window})" if window is not None and runs.is_one(factor * window) else ""
-    reason = f"in every presentation, gradients are {factor:.6g} times those of the declared {declared}{by}"
+    reason = f"in every arrangement, gradients are {factor:.6g} times those of the declared {declared}{by}"
     return replace(verdict, outcome=Outcome.DIVERGED, reason=reason, cause=f"a constant factor {factor:.6g}{by}")
 
 
@@ -182,7 +182,7 @@ def _may_count_first(given: Format, declared: Normaliser) -> bool:
     return has_mask_only and declared == NORMALISERS["token"]
 
 
-def _explained(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, shown: Sequence[Presentation]) -> BatchingVerdict:
+def _explained(verdict: BatchingVerdict, runs: Runs, given: Format, step: Step, shown: Sequence[Arrangement]) -> BatchingVerdict:
     """Add the cause, and the examples' weights, to the verdict."""
     wrong = [each for each, result in zip(shown, verdict.results, strict=False) if result.divergence is not None]
     if not wrong and verdict.divergence is not None:
@@ -203,8 +203,8 @@ _OVERFLOW = (
 )
 
 
-def _may_overflow(result: PresentationResult) -> bool:
-    """Whether a presentation agrees, or has NaN that may come from padding alone."""
+def _may_overflow(result: ArrangementResult) -> bool:
+    """Whether an arrangement agrees, or has NaN that may come from padding alone."""
     if result.divergence is None:
         return not result.failure
     return result.divergence.difference is Difference.NAN and result.kind in (Kind.PADDED, Kind.PACKED)
@@ -224,7 +224,7 @@ def _agreeing(
     verdict: BatchingVerdict, runs: Runs, given: Format, declared: Normaliser | None, fitting: Sequence[Normaliser]
 ) -> BatchingVerdict:
     if not verdict.results:
-        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason="no other presentation of the batch is allowed")
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason="no other arrangement of the batch is allowed")
     if runs.is_without_update(runs.whole):
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=NO_STEP)
     counts = {number for number in verdict.counts if number}
@@ -240,15 +240,15 @@ def _agreeing(
     return replace(verdict, normaliser=f"{fitting[0].words(is_sum=runs.is_additive)}{also}")
 
 
-def _weights(runs: Runs, presentation: Presentation, declared: Normaliser | None) -> str:
-    """Return each example's weight, as a clause, in a presentation and in the whole batch.
+def _weights(runs: Runs, arrangement: Arrangement, declared: Normaliser | None) -> str:
+    """Return each example's weight, as a clause, in an arrangement and in the whole batch.
 
     Empty if weights do not explain both.
     """
-    found, expected = measured_weights(runs, presentation), measured_weights(runs, runs.whole)
+    found, expected = measured_weights(runs, arrangement), measured_weights(runs, runs.whole)
     if found is None or expected is None or not np.isfinite([found, expected]).all():
         return ""
-    if presentation is runs.whole and declared is not None:
+    if arrangement is runs.whole and declared is not None:
         expected = declared.shares(runs, runs.whole, None)
     return f"examples weigh {_numbers(found)} instead of {_numbers(expected)}"
 

@@ -1,7 +1,7 @@
 """Normalisers: rules for how much each example weighs in a step.
 
 A step's gradient is a weighted sum over examples. A normaliser determines the weights from the counts in a batch: tokens, rows
-and microbatches. So gradients from single examples predict the gradient in any presentation.
+and microbatches. So gradients from single examples predict the gradient in any arrangement.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equivcheck.arrangements.arrangement import Arrangement
+from equivcheck.arrangements.rows import Example, Rows
 from equivcheck.batching.runs import Runs
-from equivcheck.presentations.presentation import Presentation
-from equivcheck.presentations.rows import Example, Rows
 from equivcheck.system.choice import PrintableEnum
 from equivcheck.worlds.trace.tensors import Vector
 
@@ -88,26 +88,26 @@ class Normaliser:
             return f"sum over the counted tokens{by} {of}"
         return f"mean over {self.unit.value} {of}"
 
-    def shares(self, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None) -> Vector:
-        """Return each example's weight in a presentation, relative to its weight in a step on this example only.
+    def shares(self, runs: Runs, arrangement: Arrangement, window: int | None, single: Normaliser | None = None) -> Vector:
+        """Return each example's weight in an arrangement, relative to its weight in a step on this example only.
 
         `single` is the rule for these steps on one example; None if it is also `self`. `window` is the number of microbatches in
         an update.
         """
-        weights, of_single = self.weights(presentation, window), self if single is None else single
+        weights, of_single = self.weights(arrangement, window), self if single is None else single
         own = [of_single.weights(step, window)[id(example)] for example, step in zip(runs.examples, runs.singles, strict=True)]
         pairs = zip(runs.examples, own, strict=True)
         return np.array([weights[id(example)] / one if one else 0.0 for example, one in pairs])
 
-    def weights(self, presentation: Presentation, window: int | None) -> dict[int, float]:
-        """Return each example's weight in a presentation, by the example's id. A microbatch without counted labels weighs 0.
+    def weights(self, arrangement: Arrangement, window: int | None) -> dict[int, float]:
+        """Return each example's weight in an arrangement, by the example's id. A microbatch without counted labels weighs 0.
 
         `window` is the number of microbatches in an update.
         """
-        groups = presentation.ranks or (presentation.microbatches,)
+        groups = arrangement.ranks or (arrangement.microbatches,)
         factor = 1.0 / len(groups) if self.across in (Across.MEAN, Across.JOINT_MEAN) else 1.0
         if self.across in (Across.JOINT, Across.JOINT_MEAN):
-            groups = (presentation.microbatches,)
+            groups = (arrangement.microbatches,)
         found: dict[int, float] = defaultdict(float)
         for group in groups:
             for example, weight in self._weights_in(group, window):
@@ -186,18 +186,18 @@ def candidates(window: int | None, *, has_ranks: bool = False) -> Iterator[Norma
 
 
 def fits(
-    normaliser: Normaliser, runs: Runs, presentation: Presentation, window: int | None, single: Normaliser | None = None
+    normaliser: Normaliser, runs: Runs, arrangement: Arrangement, window: int | None, single: Normaliser | None = None
 ) -> bool:
-    """Whether a normaliser predicts a presentation's gradients from the gradients of steps on single examples.
+    """Whether a normaliser predicts an arrangement's gradients from the gradients of steps on single examples.
 
     `single` is the normaliser in those steps; None if it is also `normaliser`. On ranks, the two may differ.
     """
-    actual = runs.gradients(presentation)
+    actual = runs.gradients(arrangement)
     if not np.isfinite(actual).all():
         return normaliser.over not in _OF_ALL and any(
-            _denominator(normaliser.unit, rows) == 0 for rows in presentation.microbatches
+            _denominator(normaliser.unit, rows) == 0 for rows in arrangement.microbatches
         )
-    shares = normaliser.shares(runs, presentation, window, single)
+    shares = normaliser.shares(runs, arrangement, window, single)
     expected = sum((share * own for share, own in zip(shares, runs.single_gradients, strict=True)), np.zeros_like(actual))
     return runs.fits(actual, expected)
 
@@ -211,21 +211,21 @@ def fits_within_example(normaliser: Normaliser, runs: Runs, window: int | None) 
     if runs.halves is None:
         return True
     sums = []
-    for presentation in runs.halves:
-        (weight,) = normaliser.weights(presentation, window).values()
+    for arrangement in runs.halves:
+        (weight,) = normaliser.weights(arrangement, window).values()
         if not weight:
             return False
-        sums.append(runs.gradients(presentation) / weight)
+        sums.append(runs.gradients(arrangement) / weight)
     return runs.fits(sums[0], sums[1] + sums[2]) or not runs.is_additive
 
 
-def measured_weights(runs: Runs, presentation: Presentation) -> Vector | None:
-    """Return each example's weight in a presentation's gradients.
+def measured_weights(runs: Runs, arrangement: Arrangement) -> Vector | None:
+    """Return each example's weight in an arrangement's gradients.
 
     Weights are fitted by least squares to the gradients from steps on single examples. Returns None if no weights explain the
     gradients. All weights are NaN if a gradient is not finite, or if several weights give the same gradients.
     """
-    actual = runs.gradients(presentation)
+    actual = runs.gradients(arrangement)
     singles = np.stack(runs.single_gradients, axis=1)
     unknown: Vector = np.full(singles.shape[1], np.nan)
     if not (np.isfinite(actual).all() and np.isfinite(singles).all()):

@@ -1,6 +1,6 @@
 """Records a model's outputs and their gradients, at each example's positions.
 
-If outputs agree in two presentations, their gradients show how the loss weighs each example and each output.
+If outputs agree in two arrangements, their gradients show how the loss weighs each example and each output.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.presentations.fields import tensors_in
-from equivcheck.presentations.presentation import Presentation
-from equivcheck.presentations.rows import Rows
+from equivcheck.arrangements.arrangement import Arrangement
+from equivcheck.arrangements.fields import tensors_in
+from equivcheck.arrangements.rows import Rows
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observed:
-    """Each example's model outputs and output gradients, recorded in one presentation."""
+    """Each example's model outputs and output gradients, recorded in one arrangement."""
 
     values: Mapping[int, tuple[torch.Tensor, ...]]
     """Each example's outputs at its own positions or row, by the example's id. Empty if the outputs' shapes do not fit."""
@@ -87,8 +87,8 @@ class Watch:
             {each.name: each.gradient for each in call if each.is_final and each.gradient is not None} for call in self._calls
         ]
 
-    def observation(self, presentation: Presentation, is_by_row: Callable[[torch.Tensor, Rows], bool]) -> Observed:
-        """Split the recorded outputs and gradients by example. `presentation` is the one on which the model trained.
+    def observation(self, arrangement: Arrangement, is_by_row: Callable[[torch.Tensor, Rows], bool]) -> Observed:
+        """Split the recorded outputs and gradients by example. `arrangement` is the one on which the model trained.
 
         ``is_by_row(tensor, rows)`` returns whether a tensor has one row for each row in a microbatch.
         """
@@ -97,10 +97,10 @@ class Watch:
         finals: dict[int, tuple[torch.Tensor, ...]] = {}
         names: tuple[str, ...] = ()
         padding: list[set[int]] = []
-        num_calls, rest = divmod(len(self._calls), len(presentation.microbatches))
+        num_calls, rest = divmod(len(self._calls), len(arrangement.microbatches))
         if rest or not num_calls:
             return Observed(values={})
-        for number, rows in enumerate(presentation.microbatches):
+        for number, rows in enumerate(arrangement.microbatches):
             calls = self._calls[number * num_calls : (number + 1) * num_calls]
             outputs, is_positional = _chosen(calls, rows, is_by_row)
             final = _with_gradients(outputs)

@@ -1,4 +1,4 @@
-"""Runs one training step on presentations of the user's batch."""
+"""Runs one training step on arrangements of the user's batch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from equivcheck.arrangements.arrangement import Arrangement, Kind, single_example, whole_batch
+from equivcheck.arrangements.format import Format
+from equivcheck.arrangements.rows import Example, Rows
 from equivcheck.batching.outputs import Observed, Watch
 from equivcheck.batching.ranks import RankRuns
 from equivcheck.errors import UsageError
@@ -18,9 +21,6 @@ from equivcheck.oracle.comparison.assemble import Assembler
 from equivcheck.oracle.comparison.compare import Comparison, compare
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.presentations.format import Format
-from equivcheck.presentations.presentation import Kind, Presentation, single_example, whole_batch
-from equivcheck.presentations.rows import Example, Rows
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch
 from equivcheck.user.ranks import build_model
@@ -33,49 +33,49 @@ from equivcheck.worlds.trace.tensors import Table, Vector, full_vector, norms
 from equivcheck.worlds.trace.trace import Trace
 
 COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.UPDATE)
-"""Phases with the same values in all presentations. Buffers may count microbatches."""
+"""Phases with the same values in all arrangements. Buffers may count microbatches."""
 
 
 class Runs:
-    """Trains one step on each presentation of the user's batch, and keeps the results."""
+    """Trains one step on each arrangement of the user's batch, and keeps the results."""
 
     def __init__(self, task: Task, given: Format, examples: Sequence[Example], ranks: RankRuns | None = None) -> None:
         self._task, self._format, self._ranks = task.with_new_optimizers(self._count_updates), given, ranks
         self.examples = tuple(examples)
         """The user's examples."""
-        self._traces: dict[Presentation, tuple[Trace, ...]] = {}
+        self._traces: dict[Arrangement, tuple[Trace, ...]] = {}
         self.whole = whole_batch(given, examples)
-        """Presentation with all examples in one microbatch."""
+        """Arrangement with all examples in one microbatch."""
         self._num_updates: int | None = 0
         self._base = SingleDeviceRun(replace(self._task, batches=(self._batch(self.whole.microbatches),)))
         self._traces[self.whole] = (self._base.trace,)
-        self._updates: dict[Presentation, int | None] = {self.whole: self._num_updates}
+        self._updates: dict[Arrangement, int | None] = {self.whole: self._num_updates}
         self.precision = self._base.precision
         """Element type with the fewest digits."""
-        self._gradients: dict[Presentation, Vector] = {}
-        self._observed: dict[Presentation, Observed] = {}
+        self._gradients: dict[Arrangement, Vector] = {}
+        self._observed: dict[Arrangement, Observed] = {}
         self.narrows = task.dtype is not None and eps_of(self.precision) > eps_of(task.dtype)
         """Whether the model casts to a type with fewer digits than it was converted to."""
 
     def _batch(self, microbatches: Sequence[Rows]) -> list[Any]:
         return [self._format.microbatch(rows) for rows in microbatches]
 
-    def traces(self, presentation: Presentation) -> tuple[Trace, ...]:
-        """Train one step on a presentation. Returns a trace for each rank, or one trace if it runs on one device."""
-        if presentation not in self._traces:
-            if presentation.ranks:
+    def traces(self, arrangement: Arrangement) -> tuple[Trace, ...]:
+        """Train one step on an arrangement. Returns a trace for each rank, or one trace if it runs on one device."""
+        if arrangement not in self._traces:
+            if arrangement.ranks:
                 assert self._ranks is not None
-                batches = [convert_batch(self._batch(own), self._task.dtype) for own in presentation.ranks]
+                batches = [convert_batch(self._batch(own), self._task.dtype) for own in arrangement.ranks]
                 traces = self._ranks.traces(batches)
             else:
-                traces = (self._train(presentation),)
-                self._updates[presentation] = self._num_updates
-            self._traces[presentation] = traces
-        return self._traces[presentation]
+                traces = (self._train(arrangement),)
+                self._updates[arrangement] = self._num_updates
+            self._traces[arrangement] = traces
+        return self._traces[arrangement]
 
-    def _train(self, presentation: Presentation, model: nn.Module | None = None) -> Trace:
+    def _train(self, arrangement: Arrangement, model: nn.Module | None = None) -> Trace:
         with one_thread():
-            return trace_of(self._task, seed=self._task.seed, model=model, batches=[self._batch(presentation.microbatches)])
+            return trace_of(self._task, seed=self._task.seed, model=model, batches=[self._batch(arrangement.microbatches)])
 
     def _count_updates(self, built: Any) -> None:
         self._num_updates = 0 if any(map(has_hooks, optimizers_in(built))) else None
@@ -85,20 +85,20 @@ class Runs:
         assert self._num_updates is not None, "there is a hook"
         self._num_updates += 1
 
-    def observation(self, presentation: Presentation) -> Observed:
-        """Return each example's model outputs and their gradients in a presentation.
+    def observation(self, arrangement: Arrangement) -> Observed:
+        """Return each example's model outputs and their gradients in an arrangement.
 
         An output is left out if its positions are not in dim 1, because its values at padding cannot be removed.
         """
-        if presentation not in self._observed:
-            self._observed[presentation] = self.watch(presentation).observation(presentation, self.is_by_row)
-        return self._observed[presentation]
+        if arrangement not in self._observed:
+            self._observed[arrangement] = self.watch(arrangement).observation(arrangement, self.is_by_row)
+        return self._observed[arrangement]
 
-    def watch(self, presentation: Presentation) -> Watch:
-        """Train one step on a presentation, and return the recorded outputs of the model."""
+    def watch(self, arrangement: Arrangement) -> Watch:
+        """Train one step on an arrangement, and return the recorded outputs of the model."""
         model = self.build()
         watch = Watch(model)
-        self._train(presentation, model)
+        self._train(arrangement, model)
         return watch
 
     def is_by_row(self, output: torch.Tensor, rows: Rows) -> bool:
@@ -106,8 +106,8 @@ class Runs:
         has_positions = self._format.has_tokens and rows.length in output.shape[1:]
         return len(output) == len(rows.rows) and not has_positions
 
-    def outputs_differ(self, one: Presentation, other: Presentation) -> bool | None:
-        """Whether the model has different outputs for the same example in two presentations.
+    def outputs_differ(self, one: Arrangement, other: Arrangement) -> bool | None:
+        """Whether the model has different outputs for the same example in two arrangements.
 
         None if no example's outputs can be compared.
         """
@@ -132,7 +132,7 @@ class Runs:
         """Whether a ratio between two gradients is 1, up to rounding."""
         return abs(ratio - 1.0) <= self.rounding
 
-    def ratios_by_output(self, one: Presentation, other: Presentation) -> list[dict[int, float]] | None:
+    def ratios_by_output(self, one: Arrangement, other: Arrangement) -> list[dict[int, float]] | None:
         """Return the factors by which gradients in `one` are larger than in `other`: a dict for each model output.
 
         Each dict maps an example's id to its factor. An example without gradients has no factor. Returns None if an example's
@@ -158,19 +158,19 @@ class Runs:
         """Build the user's model."""
         return build_model(self._task)
 
-    def is_without_update(self, presentation: Presentation) -> bool:
-        """Whether the optimizer made no step in a presentation on one device.
+    def is_without_update(self, arrangement: Arrangement) -> bool:
+        """Whether the optimizer made no step in an arrangement on one device.
 
         False if this is unknown, because the optimizer has no hooks.
         """
-        return self.num_updates(presentation) == 0
+        return self.num_updates(arrangement) == 0
 
-    def num_updates(self, presentation: Presentation) -> int | None:
-        """How many steps the optimizer made in a presentation on one device. None if the optimizer has no hooks to count them."""
-        self.traces(presentation)
-        return self._updates[presentation]
+    def num_updates(self, arrangement: Arrangement) -> int | None:
+        """How many steps the optimizer made in an arrangement on one device. None if the optimizer has no hooks to count them."""
+        self.traces(arrangement)
+        return self._updates[arrangement]
 
-    def ratio(self, presentation: Presentation, found: Divergence) -> float:
+    def ratio(self, arrangement: Arrangement, found: Divergence) -> float:
         """Return the norm of the gradient that differs in `found`, divided by its norm for the whole batch.
 
         Returns 1 if `found` is a difference in another tensor than a gradient.
@@ -178,7 +178,7 @@ class Runs:
         if found.phase is not Phase.GRADIENT or found.tensor not in self.gradient_moment.table.rows:
             return 1.0
         row = self.gradient_moment.table.rows[found.tensor]
-        own = norms(self.gradient_moment.table, self.gradients(presentation))[row]
+        own = norms(self.gradient_moment.table, self.gradients(arrangement))[row]
         before = self.gradient_moment.norms[row]
         return float(own / before) if before else float("inf")
 
@@ -202,18 +202,18 @@ class Runs:
         (trace,) = self.traces(whole_batch(self._format, examples))
         return trace
 
-    def compare(self, presentation: Presentation, phases: Collection[Phase] = COMPARED, *, factor: float = 1.0) -> Comparison:
-        """Compare a presentation with the whole batch, in these phases of the step. Gradients must be `factor` times as large."""
-        own = [[moment for moment in moments(trace) if moment.phase in phases] for trace in self.traces(presentation)]
+    def compare(self, arrangement: Arrangement, phases: Collection[Phase] = COMPARED, *, factor: float = 1.0) -> Comparison:
+        """Compare an arrangement with the whole batch, in these phases of the step. Gradients must be `factor` times as large."""
+        own = [[moment for moment in moments(trace) if moment.phase in phases] for trace in self.traces(arrangement)]
         found = [ValueTrace(moments=tuple(each)) for each in own]
-        expected = partial(self._expected, presentation=presentation, phases=phases, factor=factor)
+        expected = partial(self._expected, arrangement=arrangement, phases=phases, factor=factor)
         compared = compare(expected(self.reference), found)
         return compare(expected(self.confirming_reference), found) if compared.divergences else compared
 
-    def _expected(self, reference: Reference, presentation: Presentation, phases: Collection[Phase], factor: float) -> Reference:
-        """Return the reference in some phases. If the presentation has one row more, return the reference that has it too."""
+    def _expected(self, reference: Reference, arrangement: Arrangement, phases: Collection[Phase], factor: float) -> Reference:
+        """Return the reference in some phases. If the arrangement has one row more, return the reference that has it too."""
         found = list(reference.moments)
-        if presentation.has_blank:
+        if arrangement.has_blank:
             own = [moment.snapshot for moment in moments(self.with_blank)]
             found = [
                 replace(moment, values=full_vector(moment.table, each.present, each.values), present=each.present)
@@ -225,48 +225,48 @@ class Runs:
             found = [replace(each, values=each.values * factor, tolerances=each.tolerances * factor) for each in found]
         return replace(reference, moments=tuple(moment for moment in found if moment.phase in phases))
 
-    def only_loss_differs(self, presentation: Presentation) -> bool:
-        """Whether a presentation's gradients and parameters agree with those of the whole batch, so only its loss can differ.
+    def only_loss_differs(self, arrangement: Arrangement) -> bool:
+        """Whether an arrangement's gradients and parameters agree with those of the whole batch, so only its loss can differ.
 
-        Returns False if the presentation repeats the batch (`Kind.TWICE`).
+        Returns False if the arrangement repeats the batch (`Kind.TWICE`).
         """
-        return presentation.kind is not Kind.TWICE and not self.compare(presentation, (Phase.GRADIENT, Phase.UPDATE)).divergences
+        return arrangement.kind is not Kind.TWICE and not self.compare(arrangement, (Phase.GRADIENT, Phase.UPDATE)).divergences
 
-    def has_nan(self, presentation: Presentation) -> bool:
-        """Whether a presentation has a NaN or infinite gradient."""
-        return not np.isfinite(self.gradients(presentation)).all()
+    def has_nan(self, arrangement: Arrangement) -> bool:
+        """Whether an arrangement has a NaN or infinite gradient."""
+        return not np.isfinite(self.gradients(arrangement)).all()
 
     @cached_property
     def gradient_moment(self) -> Expected:
         """Gradients in `confirming_reference`: those for the whole batch, with tolerances from many perturbed runs."""
         return next(moment for moment in self.confirming_reference.moments if moment.phase is Phase.GRADIENT)
 
-    def gradients(self, presentation: Presentation) -> Vector:
-        """Return a presentation's gradients as one vector. It has zeros for parameters without a gradient."""
-        if presentation not in self._gradients:
-            snapshots = [trace.steps[0].gradients for trace in self.traces(presentation)]
+    def gradients(self, arrangement: Arrangement) -> Vector:
+        """Return an arrangement's gradients as one vector. It has zeros for parameters without a gradient."""
+        if arrangement not in self._gradients:
+            snapshots = [trace.steps[0].gradients for trace in self.traces(arrangement)]
             found = Assembler().assemble(self.gradient_moment, snapshots)
-            self._gradients[presentation] = np.where(found.covered, found.values, 0.0)
-        return self._gradients[presentation]
+            self._gradients[arrangement] = np.where(found.covered, found.values, 0.0)
+        return self._gradients[arrangement]
 
-    def local_gradients(self, presentation: Presentation) -> list[Vector]:
-        """Return each rank's gradients in a presentation, as one vector each. Empty if ranks hold different shards."""
-        snapshots = [trace.steps[0].gradients for trace in self.traces(presentation)]
+    def local_gradients(self, arrangement: Arrangement) -> list[Vector]:
+        """Return each rank's gradients in an arrangement, as one vector each. Empty if ranks hold different shards."""
+        snapshots = [trace.steps[0].gradients for trace in self.traces(arrangement)]
         found = [Assembler().assemble(self.gradient_moment, [snapshot]) for snapshot in snapshots]
         has_shards = not all(np.array_equal(each.covered, found[0].covered) for each in found)
         return [] if has_shards else [np.where(each.covered, each.values, 0.0) for each in found]
 
-    def would_be_right(self, gradients: Vector, presentation: Presentation) -> bool:
+    def would_be_right(self, gradients: Vector, arrangement: Arrangement) -> bool:
         """Whether `gradients` agree with those of the whole batch, up to rounding.
 
-        If the presentation has an additional row without labels, the whole batch also gets this row.
+        If the arrangement has an additional row without labels, the whole batch also gets this row.
         """
-        (expected,) = self._expected(self.confirming_reference, presentation, (Phase.GRADIENT,), 1.0).moments
+        (expected,) = self._expected(self.confirming_reference, arrangement, (Phase.GRADIENT,), 1.0).moments
         return self.fits(gradients, expected.values)
 
     @cached_property
-    def singles(self) -> tuple[Presentation, ...]:
-        """A presentation for each example, which contains only this example."""
+    def singles(self) -> tuple[Arrangement, ...]:
+        """An arrangement for each example, which contains only this example."""
         return tuple(single_example(self._format, example) for example in self.examples)
 
     @cached_property
@@ -274,17 +274,17 @@ class Runs:
         """For each example, the gradients of a step on this example only; NaN if the step fails."""
         return tuple(map(self._gradients_or_nan, self.singles))
 
-    def _gradients_or_nan(self, presentation: Presentation) -> Vector:
+    def _gradients_or_nan(self, arrangement: Arrangement) -> Vector:
         try:
-            return self.gradients(presentation)
+            return self.gradients(arrangement)
         except UsageError:
             raise
         except Exception:  # such as a batch norm over one row
             return np.full(self.gradient_moment.table.total, np.nan)
 
     @cached_property
-    def halves(self) -> tuple[Presentation, ...] | None:
-        """Three presentations of one example: with all labels, with every second label, and with the other labels.
+    def halves(self) -> tuple[Arrangement, ...] | None:
+        """Three arrangements of one example: with all labels, with every second label, and with the other labels.
 
         None if no example has two labels.
         """

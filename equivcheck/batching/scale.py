@@ -1,4 +1,4 @@
-"""Finds constant factors in gradients, which no comparison between presentations shows.
+"""Finds constant factors in gradients, which no comparison between arrangements shows.
 
 If the loss is a cross-entropy, the gradient of the logits is a token's weight times the difference between probabilities and
 label. The gradients therefore contain the weights, and a declared normaliser must give these weights.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from equivcheck.arrangements.arrangement import Arrangement
+from equivcheck.arrangements.fields import Role
+from equivcheck.arrangements.format import Format
+from equivcheck.arrangements.rows import Example
 from equivcheck.batching.normalisers import Normaliser
 from equivcheck.batching.runs import Runs
-from equivcheck.presentations.fields import Role
-from equivcheck.presentations.format import Format
-from equivcheck.presentations.presentation import Presentation
-from equivcheck.presentations.rows import Example
 
 
 def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int | None) -> float:
@@ -25,9 +25,9 @@ def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int
     if any(given.tensor(field).is_floating_point() for field in given.fields) or given.field_with(Role.LABELS) is None:
         return 1.0
     factors: list[float] = []
-    for example, presentation in zip(runs.examples, runs.singles, strict=True):
-        weight = _weight_of_cross_entropy(runs, given, example, presentation)
-        expected = declared.weights(presentation, window)[id(example)]
+    for example, arrangement in zip(runs.examples, runs.singles, strict=True):
+        weight = _weight_of_cross_entropy(runs, given, example, arrangement)
+        expected = declared.weights(arrangement, window)[id(example)]
         if weight is None or not expected:
             return 1.0
         factors.append(weight / expected)
@@ -36,9 +36,9 @@ def constant_factor(runs: Runs, given: Format, declared: Normaliser, window: int
     return factors[0]
 
 
-def _weight_of_cross_entropy(runs: Runs, given: Format, example: Example, presentation: Presentation) -> float | None:
+def _weight_of_cross_entropy(runs: Runs, given: Format, example: Example, arrangement: Arrangement) -> float | None:
     """Return each counted token's weight. None if the only output's gradient is not that of a cross-entropy."""
-    found, labels = runs.observation(presentation), given.field_with(Role.LABELS)
+    found, labels = runs.observation(arrangement), given.field_with(Role.LABELS)
     assert labels is not None
     if len(found.names) != 1:
         return None

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from equivcheck.arrangements.arrangement import Constraints
+from equivcheck.arrangements.collating import require_collated
+from equivcheck.arrangements.examples import examples_of, opaque_examples
+from equivcheck.arrangements.format import Format, format_of
+from equivcheck.arrangements.rows import Example, Side
 from equivcheck.batching.normalisers import NORMALISERS
 from equivcheck.batching.ranks import RankRuns
 from equivcheck.batching.usage import invalid
-from equivcheck.presentations.collating import require_collated
-from equivcheck.presentations.examples import examples_of, opaque_examples
-from equivcheck.presentations.format import Format, format_of
-from equivcheck.presentations.presentation import Constraints
-from equivcheck.presentations.rows import Example, Side
 from equivcheck.user.task import Loss, Task, data_axes_of, leave_unchanged, loss_axes_of, mesh_of, with_mesh
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.world import World, unwrap_world
@@ -73,7 +73,7 @@ class Step:
     seed: int
     """Seed for torch, NumPy and random."""
     explain: bool
-    """Whether to search for the cause if a presentation differs."""
+    """Whether to search for the cause if an arrangement differs."""
     mesh: Mapping[str, int] | None
     """Axis names and sizes; None for one device only."""
     parallelize: Callable[..., Any] | None
@@ -93,12 +93,20 @@ class Step:
         if self.normaliser is not None and self.normaliser not in NORMALISERS:
             raise invalid(f"normaliser {self.normaliser!r}", "it does not exist", f"{', '.join(NORMALISERS)}, or None")
         if self.microbatches not in ("any", "even"):
-            raise invalid(f"microbatches {self.microbatches!r}", "it does not exist", "any or even")
+            raise invalid(
+                f"microbatches {self.microbatches!r}",
+                "it is neither 'any' nor 'even'",
+                "'even' if microbatches need equal sizes, else 'any'",
+            )
         if self.window is not None and self.window < 1:
             raise invalid(f"window {self.window}", "it counts the microbatches in an update", "at least 1, or None")
         if (self.examples is None) != (self.collate is None):
             given, missing = ("examples", "collate") if self.collate is None else ("collate", "examples")
-            raise invalid(f"{given} without {missing}", "examples splits a batch, collate joins examples", "both, or neither")
+            raise invalid(
+                f"{given} without {missing}",
+                "one takes your batch apart, the other makes new batches",
+                "both functions, or neither",
+            )
         if self.examples is not None and self.packing is not None:
             raise invalid(
                 "packing together with examples", "it is not known which tokens each of your examples has", "packing=None"
@@ -119,7 +127,7 @@ class Step:
 
     @property
     def constraints(self) -> Constraints:
-        """The facts about the step that decide which presentations must agree."""
+        """The facts about the step that decide which arrangements must agree."""
         return Constraints(
             window=self.window,
             needs_even=self.microbatches == "even",

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equivcheck.arrangements.arrangement import Kind
 from equivcheck.oracle.verdict.description import axes_in_words, error_in_words, heading
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
-from equivcheck.presentations.presentation import Kind
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import wrap_lines
 from equivcheck.worlds.trace.differences import Divergence
 
 _MOST = 6
-"""Maximum number of presentations in a line."""
+"""Maximum number of arrangements in a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PresentationResult:
-    """Comparison of one presentation with the whole batch."""
+class ArrangementResult:
+    """Comparison of one arrangement with the whole batch."""
 
     name: str
-    """Phrase for the presentation, such as ``2 even microbatches``."""
+    """Phrase for the arrangement, such as ``2 even microbatches``."""
     kind: Kind
-    """How the presentation changes the batch."""
+    """How the arrangement changes the batch."""
     error: float = 0.0
     """Largest error relative to its tolerance; infinity if a value is NaN."""
     divergence: Divergence | None = None
-    """First difference; None if the presentation agrees."""
+    """First difference; None if the arrangement agrees."""
     failure: str = ""
     """Text of the exception that the step raised; empty if it raised none."""
     is_hung: bool = False
@@ -47,13 +47,13 @@ class BatchingVerdict(Judgement):
     """Axis names and sizes; empty if the step ran on one device only."""
     precision: str = ""
     """The coarsest element type that the step uses."""
-    results: tuple[PresentationResult, ...] = ()
-    """Result for each presentation, in the order in which they ran."""
+    results: tuple[ArrangementResult, ...] = ()
+    """Result for each arrangement, in the order in which they ran."""
     cause: str = ""
-    """How the step weighs examples, or how examples influence each other. The cause reproduces every presentation.
+    """How the step weighs examples, or how examples influence each other. The cause reproduces every arrangement.
     Empty if unknown."""
     weights: str = ""
-    """Each example's weight in the first differing presentation, and in the whole batch. Empty if no weights explain it."""
+    """Each example's weight in the first differing arrangement, and in the whole batch. Empty if no weights explain it."""
     normaliser: str = ""
     """Rule for how examples weigh in the whole batch; empty if no known rule fits."""
     read: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class BatchingVerdict(Judgement):
 
     def _about(self) -> str:
         tokens = f" ({', '.join(map(str, self.counts))} counted tokens)" if any(number != 1 for number in self.counts) else ""
-        return f"{count(len(self.results), 'presentation')} of {count(len(self.counts), 'example')}{tokens}"
+        return f"{count(len(self.results), 'arrangement')} of {count(len(self.counts), 'example')}{tokens}"
 
     def _evidence(self) -> list[str]:
         first = next((result for result in self.results if result.divergence is not None), None)

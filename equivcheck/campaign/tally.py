@@ -119,7 +119,10 @@ class Tally:
         return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
 
     def errors_of(self, name: str | None = None) -> Histogram:
-        """Return the largest numerical errors in equivalent checks, for the layout or optimizer called `name`, or for all."""
+        """Return a histogram with one number for each equivalent check: its largest error, divided by the tolerance.
+
+        `name` selects the checks with one layout or optimizer; None selects all checks.
+        """
         found = Histogram()
         for names, errors in self.errors.items():
             if name is None or name in names:

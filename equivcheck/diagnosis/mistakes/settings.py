@@ -22,9 +22,11 @@ Others = dict[str, dict[str, tuple[float, float]]]
 
 
 def wrong_settings(diverged: Evidence, _facts: StepFacts) -> Iterator[Mistake]:
-    """Yield mistakes in optimizer settings: settings recorded on ranks, wrong schedules, and common errors such as no momentum.
+    """Yield mistakes in optimizer settings that may explain why ranks differ from one device.
 
-    Settings that are the same on ranks and one device are left out.
+    First come recorded settings that differ between ranks and one device. Then come wrong schedules, a multiplied
+    lr or weight decay, and an optimizer without momentum. The lr and the weight decay are not multiplied if they are known to be
+    equal on ranks and one device.
     """
     others = [_others(diverged, rank) for rank in range(len(diverged.settings))]
     if any(others):

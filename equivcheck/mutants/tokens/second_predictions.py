@@ -23,7 +23,7 @@ def predicts_two(scenario: Scenario) -> bool:
 
 @fault(layouts=EVERYWHERE, applies=all_of(predicts_two, is_divided), causes=(Cause.LABEL_WEIGHTS,), minimum=ONE_RANK)
 def second_prediction_counted_as_first(setup: Setup) -> None:
-    """Bug: the loss of the second prediction is divided by the labels of the first, although it has fewer."""
+    """Bug: the loss for the second predicted token is divided by the number of labels for the first, which is larger."""
     change_batches(setup, partial(weigh_second_as_first, setup.training))
 
 

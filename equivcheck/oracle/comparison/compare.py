@@ -91,7 +91,11 @@ def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[in
 
 
 def errors_of(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
-    """Return for each tensor its error relative to the tolerance, and whether the error exceeds the tolerance."""
+    """Compare the full tensors assembled from ranks with the expected ones. Returns an error and a flag for each tensor.
+
+    The error is the norm of the difference, divided by the tensor's tolerance. The flag is set if the norm exceeds the tolerance.
+    Elements that no rank holds count as equal.
+    """
     same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, assembled.values - expected.values)

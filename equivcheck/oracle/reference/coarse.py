@@ -15,10 +15,10 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
-    """Return the values in a single-device trace, with coarse tolerances.
+    """Return the expected values at each moment of a step, from one single-device run, with tolerances that need no second run.
 
-    Each tolerance is `limit` times the largest norm among tensors of the same kind. A difference above it also counts in the full
-    judgement, even if the reference is in doubt.
+    The tolerance of a tensor is `limit` times the largest norm among tensors of the same kind, such as gradients. A full check
+    also reports a difference above this tolerance, however large the noise is that it measures.
     """
     unperturbed = expected_of(reference, repeat(None), limit)
     return tuple(replace(moment, tolerances=limit * moment.scales) for moment in unperturbed)

@@ -76,7 +76,11 @@ class LogarithmAttention(Sequence):
     def attend_from_local(
         self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Compute attention. The backward computes the softmax weights again from logarithms."""
+        """Compute softmax attention over the full sequence, with the attention module `looks`.
+
+        All tensors have the shape (rows, heads, positions, head_dim). Backward recomputes the softmax weights from the logarithm
+        of each softmax sum, as FlashAttention does, instead of saving the weights in forward.
+        """
         positions = torch.arange(query.shape[-2])
         unseen = looks.unseen(positions, positions)
         heads = query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value)

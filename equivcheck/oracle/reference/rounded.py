@@ -30,9 +30,10 @@ from equivcheck.training.setup import Setup
 def rounded_setup(
     training: Training, rounding: Rounding, parameters: Mapping[str, torch.Tensor] | None = None, jitter: Jitter | None = None
 ) -> Setup:
-    """Set up a training on one device that rounds like a layout with low precision.
+    """Set up a training on one device with the casts of a low-precision layout, such as FSDP2 with bfloat16 parameters.
 
-    `jitter` changes summation orders and single roundings in perturbed copies.
+    `rounding` lists these casts. `parameters` are the initial parameters; None for those of the training. A perturbed run passes
+    a `jitter`, which changes summation orders and single roundings.
     """
     setup = single_device_setup(training, parameters)
     twin = MixedPrecisionModel(training, rounding, jitter or Jitter())

@@ -44,9 +44,9 @@ class Novelty(PrintableEnum):
         """
         kind, spec = result.spec.kind, result.spec
         if self is Novelty.KIND:
-            return None if spec.has_kind_of_leaves else kind
+            return None if spec.can_be_leaf else kind
         if self is Novelty.SPEC:
-            return None if spec.has_kind_of_leaves and not spec.memory else spec
+            return None if spec.can_be_leaf and not spec.memory else spec
         return spec, result.name
 
 

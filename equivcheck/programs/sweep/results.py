@@ -59,10 +59,10 @@ class ResultSpec:
         return self.placements, self.dtype
 
     @property
-    def has_kind_of_leaves(self) -> bool:
-        """Whether leaves can have these placements and this dtype.
+    def can_be_leaf(self) -> bool:
+        """Whether an input of a tensor program, called a leaf, can have the result's placements and dtype.
 
-        If so, a sweep over single operations tries them as arguments.
+        If so, a sweep over single operations already passes such arguments, so the second operation gets nothing new.
         """
         return self.dtype == "float64" and all(map(_OF_LEAVES.fullmatch, self.placements))
 

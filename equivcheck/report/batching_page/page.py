@@ -20,11 +20,11 @@ def write_batching_page(file: Path, name: str, verdict: BatchingVerdict) -> None
         headline=Headline(text=_headline(verdict), is_good=verdict.outcome is Outcome.EQUIVALENT),
         tiles=(
             ("examples", str(len(verdict.counts))),
-            ("presentations", str(len(verdict.results))),
-            ("presentations that differ", str(len(wrong))),
+            ("arrangements", str(len(verdict.results))),
+            ("arrangements that differ", str(len(wrong))),
         ),
         facts=(("recipe", name), ("element type", verdict.precision)),
-        sections={"verdict": "Verdict", "presentations": "Presentations", "read": "How the batch was read"},
+        sections={"verdict": "Verdict", "arrangements": "Arrangements", "read": "How the batch was read"},
         lines=verdict.describe().splitlines(),
         results=[(result, error_text(result.error)) for result in verdict.results],
         counts=verdict.counts,
@@ -35,5 +35,5 @@ def write_batching_page(file: Path, name: str, verdict: BatchingVerdict) -> None
 
 
 def _headline(verdict: BatchingVerdict) -> str:
-    said = verdict.cause or verdict.reason or "all presentations of the batch agree"
+    said = verdict.cause or verdict.reason or "all arrangements of the batch agree"
     return f"{verdict.outcome.value.upper()}: {said}"

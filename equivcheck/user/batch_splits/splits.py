@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivcheck.arrangements.arrangement import Arrangement, Constraints, Kind, rows_of
+from equivcheck.arrangements.distributions import distributions
+from equivcheck.arrangements.examples import examples_of
+from equivcheck.arrangements.format import Format, format_of
+from equivcheck.arrangements.rows import Example
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.presentations.distributions import distributions
-from equivcheck.presentations.examples import examples_of
-from equivcheck.presentations.format import Format, format_of
-from equivcheck.presentations.presentation import Constraints, Kind, Presentation, rows_of
-from equivcheck.presentations.rows import Example
 from equivcheck.user.batches import part_number
 from equivcheck.user.task import Task, TrainStep
 from equivcheck.user.usage import invalid
@@ -144,11 +144,11 @@ def _has_microbatches(batch: Any) -> bool:
     return isinstance(batch, list) and bool(batch) and not any(isinstance(each, torch.Tensor) for each in batch)
 
 
-def _splits(given: Format, examples: Sequence[Example], num_ranks: int) -> dict[str, Presentation]:
+def _splits(given: Format, examples: Sequence[Example], num_ranks: int) -> dict[str, Arrangement]:
     return {each.name: each for each in distributions(given, examples, _ANY, num_ranks) if each.kind is Kind.RANKS}
 
 
-def _both(given: Format, examples: Sequence[Example], split: Presentation, *, is_list: bool) -> dict[str, Any]:
+def _both(given: Format, examples: Sequence[Example], split: Arrangement, *, is_list: bool) -> dict[str, Any]:
     """Return the batch for one device, and the parts for ranks."""
     all_rows = (*examples, *([given.without_labels(examples[0])] if split.has_blank else []))
     whole = given.microbatch(rows_of(given, all_rows))

@@ -43,9 +43,8 @@ class MatrixResult:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(
-            f"layout {name!r} is not valid: it has no row. Expected one of {', '.join(row.name for row in self.rows)}."
-        )
+        names = ", ".join(row.name for row in self.rows)
+        raise KeyError(f"layout {name!r} is not valid: the matrix has no layout of this name. Expected one of {names}.")
 
     def describe(self, *, verbose: bool = False) -> str:
         """Return a table as wide as the terminal, and below it a verdict for each layout with an unexpected outcome.

@@ -88,7 +88,9 @@ class OptimizerCheck:
                     f"values from {', '.join(values)}",
                 )
         if self.shapes is not None and not self.shapes:
-            raise _invalid("shapes {}", "there is no parameter", "names and shapes, or None for drawn ones")
+            raise _invalid(
+                "shapes {}", "the optimizer gets no parameter", "a shape for each parameter name, or None for random shapes"
+            )
         scalar = next((name for name, shape in (self.shapes or {}).items() if not tuple(shape)), None)
         if scalar is not None and Placed.FSDP2.value in self.placements and self.parallelize is None:
             raise _invalid(

@@ -63,7 +63,7 @@ def test_an_unproved_cause_is_not_reported(model: Any, step: Any, batch: Any, ar
 
 
 def test_windows_have_at_most_their_number_of_microbatches() -> None:
-    """The full one is checked, and no presentation has more microbatches."""
+    """The full one is checked, and no arrangement has more microbatches."""
     verdict = check_batching(model=Causal, step=steps.token_mean, batch=tokens(), window=3)
     names = {result.name for result in verdict.results}
     assert "full window of 3 microbatches" in names
@@ -74,7 +74,7 @@ def test_texts_in_a_batch_are_not_split() -> None:
     """The verdict has a note."""
     verdict = check_batching(model=Causal, step=steps.token_mean, batch=tokens() | {"texts": ["a", "b", "c", "d"]})
     assert verdict.outcome is Outcome.EQUIVALENT
-    assert verdict.notes == ("batch 'texts' has no tensors, so every presentation gets it unchanged",)
+    assert verdict.notes == ("batch 'texts' has no tensors, so every arrangement gets it unchanged",)
 
 
 def test_equal_counts_leave_two_causes() -> None:
@@ -92,7 +92,7 @@ def test_an_evaluation_may_be_zero() -> None:
     assert verdict.outcome is Outcome.EQUIVALENT, verdict
 
 
-def test_an_evaluation_that_fails_for_a_presentation_crashed() -> None:
+def test_an_evaluation_that_fails_for_a_arrangement_crashed() -> None:
     """A batch without counted labels has no mean."""
 
     def evaluate(model: Any, batches: list[Any]) -> float:
@@ -117,7 +117,7 @@ def test_a_reference_that_rounding_decides_is_undecided() -> None:
 
 
 def test_weights_of_examples_are_shown() -> None:
-    """The verdict has the weights in the first differing presentation and in the whole batch."""
+    """The verdict has the weights in the first differing arrangement and in the whole batch."""
     model, step, batch, arguments, _ = REPORTED["mean of microbatch means"]
     verdict = check_batching(model=model, step=step, batch=batch(), **arguments)
     assert verdict.counts == (7, 5, 7, 3)
@@ -146,7 +146,7 @@ def test_a_step_without_update_decides_nothing() -> None:
     assert "your optimizer never stepped" in verdict.reason
 
 
-def test_a_step_that_fails_for_a_presentation_crashed() -> None:
+def test_a_step_that_fails_for_a_arrangement_crashed() -> None:
     """If it agrees otherwise."""
 
     def needs_two_rows(model: Any, batch: Any, batches: list[Any]) -> torch.Tensor:

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from equivcheck import Outcome, UsageError
+from equivcheck.arrangements.examples import examples_of
+from equivcheck.arrangements.fields import Role
+from equivcheck.arrangements.format import Format, format_of
+from equivcheck.arrangements.rows import Example, Rows, Side
 from equivcheck.batching.check import check_batching
-from equivcheck.presentations.examples import examples_of
-from equivcheck.presentations.fields import Role
-from equivcheck.presentations.format import Format, format_of
-from equivcheck.presentations.rows import Example, Rows, Side
 from unit.batching import steps
 from unit.batching.steps import Causal, numbers, tokens
 
@@ -140,7 +140,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "collate reorders": (
         {"examples": list, "collate": lambda rows: torch.stack(rows[::-1]), "batch": IDS},
-        "it returned the rows of '' in another order than the batch",
+        "it returned the rows in another order than the batch",
     ),
     "collate loses": (
         {"examples": lambda batch: list(batch["x"]), "collate": lambda rows: {"y": torch.stack(rows)}, "batch": {"x": IDS}},
@@ -227,7 +227,7 @@ def test_examples_may_be_taken_apart_by_the_user(*, of_all: bool) -> None:
 
 
 def test_a_step_that_draws_random_numbers_is_refused() -> None:
-    """Its presentations would differ by luck."""
+    """Its arrangements would differ by luck."""
 
     class Dropped(Causal):
         def forward(self, *arguments: Any, **keywords: Any) -> torch.Tensor:

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Outcome, UsageError
+from equivcheck.arrangements.arrangement import Kind
 from equivcheck.batching.check import check_batching
-from equivcheck.presentations.presentation import Kind
 from unit.batching import steps
 from unit.batching.steps import Batch, Causal, losses, summed, tokens
 
@@ -105,7 +105,7 @@ def test_a_right_step_is_equivalent_on_ranks(parallelize: Parallelize, num_ranks
     ids=["own count", "count of all, averaged", "mean of means", "not reduced", "not summed"],
 )
 def test_a_wrong_step_on_ranks_diverges_with_its_cause(parallelize: Parallelize, rank_step: Any, cause: str) -> None:
-    """All presentations on one device agree."""
+    """All arrangements on one device agree."""
     verdict = check_batching(
         model=Causal,
         step=steps.token_mean,

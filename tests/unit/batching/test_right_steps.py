@@ -1,4 +1,4 @@
-"""A right step agrees in all presentations, far within tolerance."""
+"""A right step agrees in all arrangements, far within tolerance."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def test_a_right_step_is_equivalent(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_right_step_is_equivalent_with_other_weights(name: str, dtype: torch.dtype, seed: int) -> None:
-    """With all seeds, more than 1,000 presentations for each type."""
+    """With all seeds, more than 1,000 arrangements for each type."""
     require_equivalent(name, dtype, seed)

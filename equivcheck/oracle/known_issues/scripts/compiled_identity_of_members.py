@@ -9,7 +9,7 @@ import torch
 
 
 class Place(Enum):
-    """Places that a route connects."""
+    """Two ends that a route can have."""
 
     HERE = "here"
     THERE = "there"
@@ -17,14 +17,14 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Route:
-    """Route between two places."""
+    """Frozen value with two enum members. `length` compares both with the same member."""
 
     source: Place
     target: Place
 
 
 def length(values: torch.Tensor, route: Route) -> torch.Tensor:
-    """Return 0 for a route that stays at `HERE`, 2 for one that leaves it, and 1 for one that returns to it."""
+    """Return `values` times 0 from `HERE` to `HERE`, times 2 from `HERE` to `THERE`, and times 1 from `THERE` to `HERE`."""
     if route.source is Place.HERE:
         return values * (0 if route.target is Place.HERE else 2)
     return values * (1 if route.target is Place.HERE else 0)

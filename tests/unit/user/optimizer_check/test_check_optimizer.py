@@ -196,7 +196,7 @@ def test_an_optimizer_that_fails_is_a_finding() -> None:
         ({"steps": 0}, "steps 0 is not valid"),
         ({"save": forget}, "save without load is not valid"),
         ({"mesh": {}}, "mesh {} is not valid"),
-        ({"shapes": {}}, "shapes {} is not valid: there is no parameter"),
+        ({"shapes": {}}, "shapes {} is not valid: the optimizer gets no parameter"),
         ({"shapes": {"scale": ()}}, "shapes 'scale' is not valid: fully_shard refuses parameters without dims"),
         ({"optimizer": 3}, "optimizer 3 is not valid"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.presentations.fields import Field
+from equivcheck.arrangements.fields import Field
 from equivcheck.system.choice import PrintableEnum
 
 

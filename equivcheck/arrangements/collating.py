@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from equivcheck.presentations.fields import tensors_in
-from equivcheck.presentations.rows import Example
-from equivcheck.presentations.usage import invalid
+from equivcheck.arrangements.fields import tensors_in
+from equivcheck.arrangements.rows import Example
+from equivcheck.arrangements.usage import invalid
 
 _ALL = "a batch with all examples, in the given order"
 
@@ -49,14 +49,15 @@ def require_collated(batch: Any, collated: Any, examples: Sequence[Example]) -> 
     found = dict(tensors_in(collated))
     for path, tensor in tensors_in(batch):
         name, other = ".".join(map(str, path)), found.get(path)
+        tensor_name = f" for {name!r}" if name else ""
         if not tensor.dim():
             continue
         if other is None or not other.dim() or len(other) != len(tensor):
             rows = "no tensor" if other is None or not other.dim() else f"{len(other)} rows"
-            why = f"for {len(examples)} examples it returned {rows} for {name!r}, but the batch has {len(tensor)} rows"
+            why = f"for {len(examples)} examples it returned {rows}{tensor_name}, but the batch has {len(tensor)} rows"
             raise invalid("collate", why, _ALL)
         if other.shape == tensor.shape and not torch.equal(other, tensor) and _has_same_rows(other, tensor):
-            raise invalid("collate", f"it returned the rows of {name!r} in another order than the batch", _ALL)
+            raise invalid("collate", f"it returned the rows{tensor_name} in another order than the batch", _ALL)
 
 
 def _has_same_rows(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from equivcheck.presentations.format import Format
-from equivcheck.presentations.presentation import Constraints, Kind, Presentation, rows_of
-from equivcheck.presentations.rows import Example, Rows
+from equivcheck.arrangements.arrangement import Arrangement, Constraints, Kind, rows_of
+from equivcheck.arrangements.format import Format
+from equivcheck.arrangements.rows import Example, Rows
 
 
-def distributions(given: Format, examples: Sequence[Example], constraints: Constraints, num_ranks: int) -> Iterator[Presentation]:
-    """Yield presentations on `num_ranks` data ranks, with the same gradients as the whole batch on one device.
+def distributions(given: Format, examples: Sequence[Example], constraints: Constraints, num_ranks: int) -> Iterator[Arrangement]:
+    """Yield arrangements on `num_ranks` data ranks, with the same gradients as the whole batch on one device.
 
     Gradients of `Kind.TWICE` may be larger, because each rank gets all rows. All ranks have equally many microbatches, because
     data parallelism communicates once for each microbatch.
@@ -23,7 +23,7 @@ def distributions(given: Format, examples: Sequence[Example], constraints: Const
     yield _on_ranks("all rows on each rank", [[rows_of(given, examples)]] * num_ranks, Kind.TWICE)
 
 
-def _splits(given: Format, examples: Sequence[Example], constraints: Constraints, num_ranks: int) -> Iterator[Presentation]:
+def _splits(given: Format, examples: Sequence[Example], constraints: Constraints, num_ranks: int) -> Iterator[Arrangement]:
     count, may_be_uneven = len(examples), not constraints.needs_even
     parts = _parts(examples, num_ranks)
     if may_be_uneven or count % num_ranks == 0:
@@ -58,8 +58,8 @@ def _parts(examples: Sequence[Example], num: int) -> list[Sequence[Example]]:
     return [examples[start:end] for start, end in pairwise(ends)]
 
 
-def _on_ranks(name: str, ranks: Sequence[Sequence[Rows]], kind: Kind = Kind.RANKS, *, has_blank: bool = False) -> Presentation:
+def _on_ranks(name: str, ranks: Sequence[Sequence[Rows]], kind: Kind = Kind.RANKS, *, has_blank: bool = False) -> Arrangement:
     own = tuple(map(tuple, ranks))
-    return Presentation(
+    return Arrangement(
         name=name, kind=kind, microbatches=tuple(rows for rank in own for rows in rank), has_blank=has_blank, ranks=own
     )

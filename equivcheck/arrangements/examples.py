@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from equivcheck.presentations.fields import Role
-from equivcheck.presentations.format import Format
-from equivcheck.presentations.rows import Example
-from equivcheck.presentations.usage import invalid
+from equivcheck.arrangements.fields import Role
+from equivcheck.arrangements.format import Format
+from equivcheck.arrangements.rows import Example
+from equivcheck.arrangements.usage import invalid
 
 
 def examples_of(given: Format) -> tuple[Example, ...]:

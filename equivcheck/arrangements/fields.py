@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.presentations.usage import invalid
+from equivcheck.arrangements.usage import invalid
 from equivcheck.system.choice import PrintableEnum
 
 

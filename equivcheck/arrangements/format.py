@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from equivcheck.presentations.collating import require_packed
-from equivcheck.presentations.fields import Field, Role, fields_of, is_shifted_by_model, tensors_in, with_tensors
-from equivcheck.presentations.rows import Example, Packing, Rows, Side
-from equivcheck.presentations.usage import invalid
+from equivcheck.arrangements.collating import require_packed
+from equivcheck.arrangements.fields import Field, Role, fields_of, is_shifted_by_model, tensors_in, with_tensors
+from equivcheck.arrangements.rows import Example, Packing, Rows, Side
+from equivcheck.arrangements.usage import invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

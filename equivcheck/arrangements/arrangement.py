@@ -1,4 +1,4 @@
-"""Ways to present the same examples in other microbatches, padding, packing or windows."""
+"""Arrangements of the same examples in other microbatches, with other padding, packing or accumulation windows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from equivcheck.presentations.format import Format
-from equivcheck.presentations.rows import Example, Packing, Rows, Side
+from equivcheck.arrangements.format import Format
+from equivcheck.arrangements.rows import Example, Packing, Rows, Side
 from equivcheck.scenario.scenario import count
 from equivcheck.system.choice import PrintableEnum
 
 
 class Kind(PrintableEnum):
-    """Ways in which a presentation changes the batch."""
+    """Ways in which an arrangement changes the batch."""
 
     WHOLE = "whole"
     SPLIT = "split"
@@ -26,17 +26,17 @@ class Kind(PrintableEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Presentation:
-    """One arrangement of a batch's examples: in microbatches, with padding or packing, and on ranks."""
+class Arrangement:
+    """One way to put a batch's examples together: their microbatches, padding, packing and ranks."""
 
     name: str
     """Phrase for the verdict, such as ``2 even microbatches``."""
     kind: Kind
-    """How the presentation changes the batch."""
+    """How the arrangement changes the batch."""
     microbatches: tuple[Rows, ...]
     """Rows in each microbatch, in order."""
     has_blank: bool = False
-    """Whether the presentation has one additional row without counted labels."""
+    """Whether the arrangement has one additional row without counted labels."""
     ranks: tuple[tuple[Rows, ...], ...] = ()
     """Each data rank's microbatches; empty on one device."""
 
@@ -45,7 +45,7 @@ class Presentation:
 class Constraints:
     """Properties of the user's training step, such as its microbatches per update.
 
-    They decide which presentations are checked.
+    They decide which arrangements are checked.
     """
 
     window: int | None
@@ -58,27 +58,27 @@ class Constraints:
     """Sides on which rows may be padded."""
 
 
-def whole_batch(given: Format, examples: Sequence[Example]) -> Presentation:
-    """Return the presentation with all examples in one microbatch, each in its own row."""
-    return Presentation(name="one microbatch", kind=Kind.WHOLE, microbatches=(rows_of(given, examples),))
+def whole_batch(given: Format, examples: Sequence[Example]) -> Arrangement:
+    """Return the arrangement with all examples in one microbatch, each in its own row."""
+    return Arrangement(name="one microbatch", kind=Kind.WHOLE, microbatches=(rows_of(given, examples),))
 
 
-def single_example(given: Format, example: Example) -> Presentation:
-    """Return a presentation with only this example."""
-    return Presentation(name="a single example", kind=Kind.ALONE, microbatches=(rows_of(given, [example]),))
+def single_example(given: Format, example: Example) -> Arrangement:
+    """Return an arrangement with only this example."""
+    return Arrangement(name="a single example", kind=Kind.ALONE, microbatches=(rows_of(given, [example]),))
 
 
-def presentations(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:
-    """Yield presentations with the same gradients as `whole_batch`.
+def arrangements(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Arrangement]:
+    """Yield arrangements with the same gradients as `whole_batch`.
 
     `Kind.TWICE` repeats the batch, so its gradients may double.
     """
     if not constraints.has_microbatch_terms:
         yield from _splits(given, examples, constraints)
         yield from _blanks(given, examples, constraints)
-    yield Presentation(name="other order", kind=Kind.SPLIT, microbatches=(rows_of(given, examples[::-1]),))
+    yield Arrangement(name="other order", kind=Kind.SPLIT, microbatches=(rows_of(given, examples[::-1]),))
     if constraints.window is None or constraints.window > 1:
-        yield Presentation(name="batch twice", kind=Kind.TWICE, microbatches=(rows_of(given, examples),) * 2)
+        yield Arrangement(name="batch twice", kind=Kind.TWICE, microbatches=(rows_of(given, examples),) * 2)
     if given.has_tokens:
         yield from _paddings(examples, constraints)
         if given.packing is not None:
@@ -90,7 +90,7 @@ def rows_of(given: Format, examples: Sequence[Example]) -> Rows:
     return Rows(rows=tuple((example,) for example in examples), side=given.default_side)
 
 
-def _splits(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:
+def _splits(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Arrangement]:
     n, half = len(examples), len(examples) // 2
     halves = "2 even microbatches" if n % 2 == 0 else f"microbatches of {half} and {n - half} rows"
     groups: dict[str, list[Sequence[Example]]] = {
@@ -109,14 +109,14 @@ def _splits(given: Format, examples: Sequence[Example], constraints: Constraints
         if constraints.window is not None and len(parts) > constraints.window:
             continue
         seen.add(key)
-        yield Presentation(name=name, kind=Kind.SPLIT, microbatches=tuple(rows_of(given, part) for part in parts))
+        yield Arrangement(name=name, kind=Kind.SPLIT, microbatches=tuple(rows_of(given, part) for part in parts))
     if constraints.window is not None:
         yield from _windows(given, examples, constraints, seen)
 
 
 def _windows(
     given: Format, examples: Sequence[Example], constraints: Constraints, seen: set[tuple[tuple[int, ...], ...]]
-) -> Iterator[Presentation]:
+) -> Iterator[Arrangement]:
     """Yield a full accumulation window, and a shorter, last window."""
     assert constraints.window is not None
     for num, name in ((constraints.window, "full window of"), (constraints.window - 1, "trailing window of")):
@@ -127,17 +127,17 @@ def _windows(
         if tuple(tuple(map(id, part)) for part in parts) in seen:
             continue
         microbatches = tuple(rows_of(given, part) for part in parts)
-        yield Presentation(name=f"{name} {count(num, 'microbatch', 'microbatches')}", kind=Kind.SPLIT, microbatches=microbatches)
+        yield Arrangement(name=f"{name} {count(num, 'microbatch', 'microbatches')}", kind=Kind.SPLIT, microbatches=microbatches)
 
 
-def _blanks(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:
+def _blanks(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Arrangement]:
     """Yield a microbatch without counted labels: a copy of the first example."""
     blank = given.without_labels(examples[0])
     if blank.num_counted or (constraints.window is not None and constraints.window < 2) or constraints.needs_even:
         return
     parts = {"last": (examples, [blank]), "first": ([blank], examples)}
     for where, both in parts.items():
-        yield Presentation(
+        yield Arrangement(
             name=f"{where} microbatch without labels",
             kind=Kind.BLANK,
             microbatches=tuple(rows_of(given, part) for part in both),
@@ -145,17 +145,17 @@ def _blanks(given: Format, examples: Sequence[Example], constraints: Constraints
         )
 
 
-def _paddings(examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:
+def _paddings(examples: Sequence[Example], constraints: Constraints) -> Iterator[Arrangement]:
     for side in constraints.sides:
         for extra in (0, 2, 3):
             is_default = side is Side.RIGHT and not extra
             if not is_default:
                 microbatch = Rows(rows=tuple((example,) for example in examples), side=side, extra=extra)
                 by = f", by {extra} more" if extra else ""
-                yield Presentation(name=f"padded on the {side.value}{by}", kind=Kind.PADDED, microbatches=(microbatch,))
+                yield Arrangement(name=f"padded on the {side.value}{by}", kind=Kind.PADDED, microbatches=(microbatch,))
 
 
-def _packings(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Presentation]:
+def _packings(given: Format, examples: Sequence[Example], constraints: Constraints) -> Iterator[Arrangement]:
     half = len(examples) // 2
     one, other = tuple(examples[:half]), tuple(examples[half:])
     packed: list[tuple[str, tuple[Rows, ...]]] = [
@@ -169,4 +169,4 @@ def _packings(given: Format, examples: Sequence[Example], constraints: Constrain
     if may_split and min(len(one), len(other)) > 1:
         packed.append(("packed in two microbatches", (Rows(rows=(one,)), Rows(rows=(other,)))))
     for name, microbatches in packed:
-        yield Presentation(name=name, kind=Kind.PACKED, microbatches=microbatches)
+        yield Arrangement(name=name, kind=Kind.PACKED, microbatches=microbatches)
