@@ -144,7 +144,7 @@ def test_a_checkpoint_of_losses_in_parts_is_no_interruption() -> None:
 
 def test_layouts_that_want_another_loss_each_are_not_resumed() -> None:
     """One that keeps logits apart takes the loss of labels alone, which a pipeline that scales gradients has none of."""
-    scales = Layout(mesh=Mesh(axes=(Axis(name=PP, size=1),)), parallelisms=(Pipeline(scale_grads=True),))
+    scales = Layout(mesh=Mesh(axes=(Axis(name=PP, size=1),)), parallelisms=(Pipeline(num_chunks=2, scale_grads=True),))
     with pytest.raises(BrokenLayout, match="a limit for checkpoints still applies after 64 repairs"):
         fit_training(a_scenario().training, a_scenario().layout, scales)
     drawn = {}

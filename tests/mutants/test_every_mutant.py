@@ -202,6 +202,13 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "norm of a rank's own stages": ("pipeline_norm_of_own_stages",),
         "only the last stage reduced over data-parallel ranks": ("pipeline_last_stage_reduces_only",),
         "chunks lost or summed": ("pipeline_chunk_lost", "pipeline_chunks_summed"),
+        "losses of several step() calls divided wrongly": ("pipeline_calls_summed", "pipeline_calls_averaged_equally"),
+        "scale_grads with several step() calls": ("pipeline_scales_each_call",),
+        "gradients zeroed between step() calls": ("pipeline_zeroed_between_calls",),
+        "gradients reduced before the last step(), or after each": (
+            "pipeline_reduced_before_last_call",
+            "pipeline_summed_after_each_call",
+        ),
     },
     Family.OPTIMIZER: {
         "weight decay on groups that should have none": ("decay_on_groups_without",),

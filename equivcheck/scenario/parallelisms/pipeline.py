@@ -37,7 +37,10 @@ class PipelineSchedule(PrintableEnum):
 
 @frozen_dataclass
 class Pipeline(Parallelism):
-    """Options for `torch.distributed.pipelining` with explicit `PipelineStage` objects."""
+    """Options for `torch.distributed.pipelining` with explicit `PipelineStage` objects.
+
+    Each microbatch of the training is one `step()` call of the schedule. Gradients accumulate over a step's calls.
+    """
 
     tag: ClassVar[str] = "pipeline"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((PP,),)
@@ -50,7 +53,7 @@ class Pipeline(Parallelism):
     boundaries: tuple[int, ...] = ()
     """Index of the first layer in each stage except stage 0, strictly increasing. Empty for stages of about equal size."""
     scale_grads: bool = option(default=False, calls=False)
-    """Whether torch divides gradients by the number of chunks after each microbatch; otherwise the loss is divided before
+    """Whether torch divides gradients by the number of chunks after each `step()` call; otherwise the loss is divided before
     backward."""
     static_shapes: bool = option(default=False, calls=False)
     """Whether activation shapes are passed to the stages; otherwise torch infers them in an extra pass."""

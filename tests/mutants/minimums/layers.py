@@ -79,6 +79,18 @@ def _on_pipelines(*layers: Layer, by: Pipeline, **training: object) -> Scenario:
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(by, LocalDataParallel())))
 
 
+def _of_two_calls(by: Pipeline, *microbatches: int) -> Scenario:
+    """Run the schedule twice in a step."""
+    return _piped(by=by, microbatches=microbatches or (2, 2))
+
+
+def _of_two_calls_on_pipelines() -> Scenario:
+    """Two pipelines of one rank, which average gradients explicitly after two runs of their schedules."""
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="pp", size=1)))
+    layout = Layout(mesh=mesh, parallelisms=(Pipeline(), LocalDataParallel()))
+    return replace(_of_two_calls(Pipeline()), layout=layout)
+
+
 def _resumed(scenario: Scenario) -> Scenario:
     return replace(scenario, resume=Resume(layout=scenario.layout, steps=1))
 
@@ -117,6 +129,12 @@ MINIMUMS: dict[str, Scenario] = {
     "pipeline_copies_in_norm": _piped(*TIED, ranks=2, by=CHUNKS, clipping=ClipNorm()),
     "pipeline_norm_of_own_stages": _piped(LAYER, LAYER, ranks=2, by=CHUNKS, clipping=ClipNorm()),
     "pipeline_last_stage_reduces_only": _on_pipelines(LAYER, LAYER, by=CHUNKS),
+    "pipeline_zeroed_between_calls": _of_two_calls(Pipeline()),
+    "pipeline_summed_after_each_call": _of_two_calls_on_pipelines(),
+    "pipeline_reduced_before_last_call": _of_two_calls_on_pipelines(),
+    "pipeline_scales_each_call": _of_two_calls(CHUNKS),
+    "pipeline_calls_summed": _of_two_calls(Pipeline()),
+    "pipeline_calls_averaged_equally": _of_two_calls(Pipeline(), 2, 1),
     "decay_on_groups_without": _updated(DECAYING, groups=(ParameterGroup(),)),
     "decay_coupled": _updated(AdamW(weight_decay=0.1)),
     "decay_twice": _updated(DECAYING),

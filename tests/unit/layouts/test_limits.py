@@ -341,6 +341,8 @@ def test_options_that_do_not_go_together_have_a_reason(
         (with_layer(index=0, shape_op=ShapeOp.ARANGE), ROWS_PLAN),
         (with_layer(index=0, shape_op=ShapeOp.ONES), FEATURES_PLAN),
         (replace(PLAIN, data=Data(microbatches=(4, 4))), replace(SCALED, scale_grads=False)),
+        (replace(PLAIN, data=Data(microbatches=(4, 4))), replace(SCALED, num_chunks=1)),
+        (replace(PLAIN, loss=Loss.MSE_SUM), replace(SCALED, num_chunks=1)),
         (replace(PLAIN, data=Data(microbatches=(4, 2))), Pipeline(num_chunks=2)),
         (SHARED_IN_A_STAGE, Pipeline(boundaries=(1,))),
         (ADAFACTOR, DDP()),

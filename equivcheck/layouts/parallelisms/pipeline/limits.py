@@ -50,10 +50,15 @@ A_LAYER_FOR_EACH_STAGE = Limit(
 )
 
 
+def _scales_gradients(layout: Layout) -> bool:
+    """Whether the schedule divides gradients by a number of chunks other than one."""
+    pipeline = parallelism_of(layout, Pipeline)
+    return pipeline.scale_grads and pipeline.num_chunks > 1
+
+
 def _scales_twice(training: Training, layout: Layout) -> bool:
     """Whether two stages on one rank use the same weight, so that both divide its gradient."""
-    pipeline = parallelism_of(layout, Pipeline)
-    return pipeline.scale_grads and pipeline.num_chunks > 1 and has_weight_of_two_stages(training.model, layout)
+    return _scales_gradients(layout) and has_weight_of_two_stages(training.model, layout)
 
 
 SCALED_BY_EACH_STAGE = Limit(
@@ -123,15 +128,15 @@ NO_ROUTER_BIAS = Limit(
 )
 
 ONE_MICROBATCH_SCALED = Limit(
-    reason="pipeline: scale_grads with several microbatches is not supported: it divides after each microbatch, including "
-    "gradients accumulated before",
-    applies=lambda training, layout: parallelism_of(layout, Pipeline).scale_grads and len(training.data.microbatches) > 1,
+    reason="pipeline: scale_grads with several microbatches of several chunks is not supported: each step() of the schedule "
+    "divides by the number of chunks, including gradients accumulated before (torchtitan#1733)",
+    applies=lambda training, layout: _scales_gradients(layout) and len(training.data.microbatches) > 1,
     repair=lambda training, _layout: replace(training, data=replace(training.data, microbatches=training.data.microbatches[:1])),
 )
 
 MEAN_SCALED = Limit(
-    reason="pipeline: scale_grads with a sum loss is not supported: scale_grads averages over chunks",
-    applies=lambda training, layout: parallelism_of(layout, Pipeline).scale_grads and not training.loss.is_mean,
+    reason="pipeline: scale_grads with a sum loss of several chunks is not supported: scale_grads averages over chunks",
+    applies=lambda training, layout: _scales_gradients(layout) and not training.loss.is_mean,
     repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_MEAN if training.loss.is_linear else Loss.MSE_MEAN),
 )
 

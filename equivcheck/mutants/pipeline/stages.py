@@ -1,4 +1,4 @@
-"""Faults in pipelines: chunks, stages and copies of shared weights."""
+"""Faults with chunks, stages and copies of shared weights."""
 
 from __future__ import annotations
 
