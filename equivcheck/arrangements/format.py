@@ -161,7 +161,7 @@ class Format:
         return value
 
     def _with_documents(self, batch: Any, given: Rows) -> Any:
-        """Return a packed batch with its documents' borders."""
+        """Return a packed batch with its documents' boundaries."""
         assert isinstance(self.packing, Packing), "rows are packed only if the user says how"
         if self.packing is Packing.POSITION_IDS:
             dropped = {field.path[0] for field in self.fields if field.role is Role.MASK}

@@ -13,7 +13,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Packing(PrintableEnum):
-    """How the model gets the borders between packed documents."""
+    """How the model gets the boundaries between packed documents."""
 
     POSITION_IDS = "position_ids"
     """Positions start again at 0, and there is no mask."""

@@ -195,18 +195,18 @@ def _of_packed_loss(runs: Runs, given: Format, place: Arrangement, row: Sequence
     If only the first document has labels, gradients must equal those of this document by itself.
     """
     others = [given.without_labels(example) for example in row[1:]]
-    name = _output_over_border(runs, place)
+    name = _output_over_boundary(runs, place)
     has_single_output = len(runs.observation(place).names) < 2
     has_no_labels = not any(example.num_counted for example in others)
     if has_single_output and has_no_labels and measured_weights(runs, _packed((row[0], *others))) is None:
-        return f"{_BORDER}: the document before predicts the next one's first token"
+        return f"{_BOUNDARY}: the document before predicts the next one's first token"
     if name is not None:
         of = "" if has_single_output else f" in output {name}"
-        return f"{_BORDER}{of}: a document's last positions have gradients if another one follows"
+        return f"{_BOUNDARY}{of}: a document's last positions have gradients if another one follows"
     return "the loss counts packed documents in another way: the model's outputs agree"
 
 
-def _output_over_border(runs: Runs, place: Arrangement) -> str | None:
+def _output_over_boundary(runs: Runs, place: Arrangement) -> str | None:
     """Return the name of an output that has gradients at a document's last positions only if another document follows.
 
     None if there is none.
@@ -238,7 +238,7 @@ def _packed(row: Sequence[Example]) -> Arrangement:
 _FROM_PADDING = "with padding on the left, the label of"
 _PADDING = "padding counts in the loss"
 _AGREE_THERE = "the model's outputs at all other positions agree"
-_BORDER = "a label over the border of packed documents counts"
+_BOUNDARY = "a label across the boundary of packed documents counts"
 _BY_TOKEN = "its outputs at other positions depend on the token in the padding"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _NO_WEIGHTS = (

@@ -36,7 +36,7 @@ class NodeWork:
     name: str
     """The machine's name."""
     num_workers: int
-    """Room for worker processes; 0 if the machine never took part."""
+    """How many worker processes the machine can run; 0 if it never took part."""
     num_checks: int
     """How many checks the machine did."""
     seconds: float

@@ -21,7 +21,7 @@ def in_other_documents(queries: torch.Tensor, keys: torch.Tensor, document_lengt
     return queries[:, None] // document_length != keys // document_length
 
 
-def precedes_border(length: int, document_length: int | None) -> torch.Tensor:
+def precedes_boundary(length: int, document_length: int | None) -> torch.Tensor:
     """Return a mask over positions with True at the last position of each document except the last document.
 
     The token after such a position belongs to another document, so its label does not count.

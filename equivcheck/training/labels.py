@@ -70,13 +70,13 @@ def label_weights(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> tor
     return rows.view(-1, *(1,) * (labels.dim() - 1)).expand_as(labels)
 
 
-def labels_two_ahead(labels: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
+def labels_two_ahead(labels: torch.Tensor, boundaries: torch.Tensor) -> torch.Tensor:
     """Return the labels for predicting two tokens ahead. `labels` are those for the next token, with shape (rows, length).
 
-    `borders` is a mask over positions with True at the last position of a document.
+    `boundaries` is a mask over positions with True at the last position of a document.
     """
     following = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)), 1)
-    return following.masked_fill(borders, IGNORED)
+    return following.masked_fill(boundaries, IGNORED)
 
 
 def weigh_predictions(loss: CrossEntropy, classes: int, labels: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from equivcheck.scenario import CrossEntropy, IgnoredLabels, Model, Training
-from equivcheck.training.documents import precedes_border
+from equivcheck.training.documents import precedes_boundary
 from equivcheck.training.labels import (
     IGNORED,
     count_labels,
@@ -139,15 +139,15 @@ def _counted(training: Training, batches: tuple[Batch, ...], generator: np.rando
     loss, classes = training.loss, training.model.out_features
     assert isinstance(loss, CrossEntropy), "other losses count no labels"
     kept = [_draw_counts(loss, number, batch, generator) for number, batch in enumerate(batches)]
-    borders = precedes_border(training.model.length or 1, training.model.document_length)
+    boundaries = precedes_boundary(training.model.length or 1, training.model.document_length)
     if training.model.packs_documents:
-        kept = [counts & ~borders.numpy() for counts in kept]
+        kept = [counts & ~boundaries.numpy() for counts in kept]
     if not any(counts.any() for counts in kept):
         kept[-1].flat[-1] = True
     targets = [batch.targets.masked_fill(torch.from_numpy(~counts), IGNORED) for batch, counts in zip(batches, kept, strict=True)]
     dtype = getattr(torch, training.precision.value)
     if training.model.predicts_two:
-        targets = [torch.stack((labels, labels_two_ahead(labels, borders)), -1) for labels in targets]
+        targets = [torch.stack((labels, labels_two_ahead(labels, boundaries)), -1) for labels in targets]
         weights = weigh_predictions(loss, classes, targets)
         targets = [with_weights(labels, each.to(dtype)) for labels, each in zip(targets, weights, strict=True)]
     elif loss.weighs_labels:

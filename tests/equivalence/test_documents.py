@@ -1,4 +1,4 @@
-"""Documents packed into a sequence: masks, positions and labels follow their borders on every rank."""
+"""Documents packed into a sequence: masks, positions and labels follow their boundaries on every rank."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ GATHER, ULYSSES, RING = AttentionExchange
 
 
 def a_scenario(parallelism: Parallelism, axis: str, *, fused: bool = False, document_length: int = 3) -> Scenario:
-    """Two steps on two ranks; sequences of 8 positions with documents that cross ranks' borders."""
+    """Two steps on two ranks; sequences of 8 positions with documents that cross ranks' boundaries."""
     attention = Attention(num_heads=2, num_kv_heads=2, head_dim=2, rotary=True, fused=fused)
     model = Model(
         features=4,

@@ -103,14 +103,14 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
             "documents_attend_to_each_other",
             "learned_positions_run_on",
         ),
-        "labels across a border counted, or tokens counted by document": (
+        "labels across a boundary counted, or tokens counted by document": (
             "labels_across_documents_counted",
             "documents_averaged_instead_of_tokens",
         ),
         "padding counted as labels": ("ignored_labels_counted",),
         "labels of all ranks counted, and gradients averaged": ("labels_of_all_ranks_counted_and_averaged",),
         "ignored label replaced by 0": ("ignored_label_replaced",),
-        "label shifted or lost at the border of sequence parts": ("labels_shifted_within_parts", "label_lost_at_borders"),
+        "label shifted or lost at the boundary of sequence parts": ("labels_shifted_within_parts", "label_lost_at_boundaries"),
         "z-loss scaled wrongly": ("z_loss_summed_over_ranks", "z_loss_lost"),
         "options of the loss lost": ("label_smoothing_lost", "class_weights_lost"),
         "gradients of copied key/value heads not summed": (
@@ -182,9 +182,9 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "positions counted in a part": ("rotary_positions_of_own_part", "learned_positions_of_own_part"),
         "mask by rank order under head-tail": ("causal_mask_by_order_of_ranks", "keys_left_in_rank_order"),
         "mask counted in a part": ("causal_mask_counted_in_own_part", "ring_blocks_masked_as_own"),
-        "borders of documents counted in a part": (
+        "boundaries of documents counted in a part": (
             "documents_counted_in_own_part",
-            "borders_of_labels_counted_in_own_part",
+            "boundaries_of_labels_counted_in_own_part",
         ),
         "labels shifted or cut otherwise": ("labels_shifted_after_split", "labels_split_contiguously"),
         "keys and values that do not come": ("attention_to_own_positions_only", "ring_ends_before_last_block"),

@@ -48,7 +48,7 @@ ALSO_RIGHT: dict[str, tuple[Cause, ...]] = {
     "experts_copy_to_region_missing": (Cause.NOT_REDUCED,),
     "router_learns_from_partial_sum": (Cause.NOT_REDUCED,),
     "pipeline_copies_not_summed": (Cause.NOT_REDUCED,),
-    "label_lost_at_borders": (Cause.GRADIENT_LOST,),
+    "label_lost_at_boundaries": (Cause.GRADIENT_LOST,),
     "trailing_window_divided_as_full": (Cause.SCALED,),
     "labels_of_first_window_counted": (Cause.SCALED,),
     "sequences_averaged_over_ignored_labels": (Cause.SCALED,),

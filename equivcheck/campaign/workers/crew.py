@@ -28,7 +28,7 @@ class Node:
     name: str
     """Unique name."""
     num_workers: int
-    """Room for worker processes; 0 if the machine never took part."""
+    """How many worker processes the machine can run; 0 if it never took part."""
     lost: str = ""
     """Text ``lost: ...`` or ``left out: ...`` with the reason; empty while the machine takes part."""
 

@@ -1,4 +1,4 @@
-"""Borders of packed documents that context-parallel ranks count from the start of their own shard."""
+"""Boundaries of packed documents that context-parallel ranks count from the start of their own shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.mutants.context_parallel.sites import (
 )
 from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import all_of
-from equivcheck.mutants.tokens.documents import labels_tokens, move_borders, packs_documents
+from equivcheck.mutants.tokens.documents import labels_tokens, move_boundaries, packs_documents
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import AttentionExchange, ContextParallel, Scenario
 from equivcheck.scenario.mesh import CP
@@ -58,13 +58,13 @@ def _counted_in_part(module: AttentionModule, queries: torch.Tensor, keys: torch
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(_splits_documents, labels_tokens), causes=(Cause.ANOTHER_LABEL,))
-def borders_of_labels_counted_in_own_part(setup: Setup) -> None:
-    """Bug: each rank counts document borders from the start of its own shard, so the wrong labels are ignored."""
+def boundaries_of_labels_counted_in_own_part(setup: Setup) -> None:
+    """Bug: each rank counts document boundaries from the start of its own shard, so the wrong labels are ignored."""
     ranks, length = ranks_of(setup), setup.training.model.document_length
     if ranks is not None and length is not None:
-        borders = torch.zeros(ranks.length, dtype=torch.bool)
-        borders[[position for part in ranks.parts for position in _last_places(part, length)]] = True
-        move_borders(setup, borders)
+        boundaries = torch.zeros(ranks.length, dtype=torch.bool)
+        boundaries[[position for part in ranks.parts for position in _last_places(part, length)]] = True
+        move_boundaries(setup, boundaries)
 
 
 def _last_places(part: torch.Tensor, length: int) -> Iterator[int]:

@@ -40,17 +40,21 @@ def _gathered(ranks: PositionRanks, key: torch.Tensor, value: torch.Tensor) -> t
     return found
 
 
-def _found(looks: AttentionHooks, query: torch.Tensor, keys_values: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
+def _found(
+    attention: AttentionHooks, query: torch.Tensor, keys_values: torch.Tensor, unseen: torch.Tensor | None
+) -> torch.Tensor:
     keys, values = keys_values.unbind()
-    return looks.attend_from(query, looks.repeat_kv_heads(keys), looks.repeat_kv_heads(values), unseen)
+    return attention.attend_from(query, attention.repeat_kv_heads(keys), attention.repeat_kv_heads(values), unseen)
 
 
 class _OwnKeysOnly(ShardedSequence):
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         own = self.ranks.own
-        return looks.attend_from(query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value), looks.unseen(own, own))
+        return attention.attend_from(
+            query, attention.repeat_kv_heads(key), attention.repeat_kv_heads(value), attention.unseen(own, own)
+        )
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(), causes=(Cause.ATTENTION_MASK,))
@@ -77,16 +81,16 @@ def _none_of(last: torch.Tensor, unseen: Unseen, queries: torch.Tensor, keys: to
 
 class _NeverRescaled(ShardedSequence):
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        keys, values = (looks.repeat_kv_heads(each) for each in _gathered(self.ranks, key, value).unbind())
+        keys, values = (attention.repeat_kv_heads(each) for each in _gathered(self.ranks, key, value).unbind())
         largest = query.new_full((*query.shape[:-1], 1), -torch.inf)
         total, found = torch.zeros_like(largest), torch.zeros_like(query)
         for turn in range(self.ranks.size):
             block = self.ranks.parts[(self.ranks.index - turn) % self.ranks.size]
             if len(block):
                 scores = query @ keys[..., block, :].transpose(-1, -2) / query.shape[-1] ** 0.5
-                unseen = looks.unseen(self.ranks.own, block)
+                unseen = attention.unseen(self.ranks.own, block)
                 scores = scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
                 largest = torch.maximum(largest, scores.detach().amax(-1, keepdim=True))
                 weights = (scores - largest).exp()
@@ -106,12 +110,12 @@ class _LearningFrom(ShardedSequence):
     before: int
 
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         gathered = _gathered(self.ranks, key, value)
         learning = self.ranks.parts[(self.ranks.index + self.before) % self.ranks.size]
         kept = gathered.detach().index_copy(-2, learning, gathered[..., learning, :])
-        return _found(looks, query, kept, looks.unseen(self.ranks.own, torch.arange(self.ranks.length)))
+        return _found(attention, query, kept, attention.unseen(self.ranks.own, torch.arange(self.ranks.length)))
 
 
 class _LearningFromOwn(_LearningFrom):
@@ -136,9 +140,9 @@ def ring_gradients_overwritten(setup: Setup) -> None:
 
 class _OtherHeads(UlyssesSequence):
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        found = super().attend_from_local(looks, query, key, value)
+        found = super().attend_from_local(attention, query, key, value)
         units = key.shape[-3]
         return found.roll(found.shape[1] // units * chunk_sizes(units, self.ranks.size)[0], 1)
 
@@ -151,10 +155,10 @@ def heads_returned_in_another_order(setup: Setup) -> None:
 
 class _InOrderOfRanks(GatheredSequence):
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         gathered = _gathered(self.ranks, key, value).index_select(-2, torch.cat(self.ranks.parts))
-        return _found(looks, query, gathered, looks.unseen(self.ranks.own, torch.arange(self.ranks.length)))
+        return _found(attention, query, gathered, attention.unseen(self.ranks.own, torch.arange(self.ranks.length)))
 
 
 @fault(

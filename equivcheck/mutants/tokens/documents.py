@@ -1,4 +1,4 @@
-"""Packed documents whose borders are lost in masks, positions, labels or means."""
+"""Packed documents whose boundaries are lost in masks, positions, labels or means."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equivcheck.mutants.tokens.needs import (
 )
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Normaliser, Scenario
-from equivcheck.training.documents import precedes_border
+from equivcheck.training.documents import precedes_boundary
 from equivcheck.training.labels import IGNORED, change_labels, count_labels, labels_of, with_weights
 from equivcheck.training.layers.attention.module import AttentionModule
 from equivcheck.training.material import Batch
@@ -77,17 +77,17 @@ def learned_positions_run_on(setup: Setup) -> None:
 @fault(layouts=EVERYWHERE, applies=labels_tokens, causes=(Cause.ANOTHER_LABEL,), minimum=ONE_RANK)
 def labels_across_documents_counted(setup: Setup) -> None:
     """Bug: the last label in each document counts, although it is the first token of the next document."""
-    move_borders(setup, torch.zeros(setup.training.model.length or 1, dtype=torch.bool))
+    move_boundaries(setup, torch.zeros(setup.training.model.length or 1, dtype=torch.bool))
 
 
-def move_borders(setup: Setup, borders: torch.Tensor) -> None:
-    """Ignore the labels at `borders` instead of each document's last label.
+def move_boundaries(setup: Setup, boundaries: torch.Tensor) -> None:
+    """Ignore the labels at `boundaries` instead of each document's last label.
 
-    `borders` is a boolean tensor with shape (length,). A document's last label becomes the first token of the next document.
+    `boundaries` is a boolean tensor with shape (length,). A document's last label becomes the first token of the next document.
     """
     loss, model, dim = cross_entropy_of(setup), setup.training.model, 1 - setup.training.data.batch_dim
-    lost = precedes_border(model.length or 1, model.document_length) & ~borders
-    lost, ignored = (mask if dim else mask[:, None] for mask in (lost, borders))
+    lost = precedes_boundary(model.length or 1, model.document_length) & ~boundaries
+    lost, ignored = (mask if dim else mask[:, None] for mask in (lost, boundaries))
 
     def relabel(batch: Batch) -> torch.Tensor:
         following = batch.inputs.roll(-1, dim)

@@ -74,7 +74,7 @@ def labels_shifted_within_parts(setup: Setup) -> None:
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=_labels_parts, causes=(Cause.ANOTHER_LABEL,))
-def label_lost_at_borders(setup: Setup) -> None:
+def label_lost_at_boundaries(setup: Setup) -> None:
     """Bug: the last label in each sequence shard is ignored."""
     _relabel_parts(setup, _without_last)
 

@@ -10,7 +10,7 @@ from equivcheck.mutants.tokens.documents import packs_documents
 from equivcheck.mutants.tokens.needs import change_batches, has_loss, is_divided, length_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
-from equivcheck.training.documents import precedes_border
+from equivcheck.training.documents import precedes_boundary
 from equivcheck.training.labels import labels_two_ahead
 from equivcheck.training.second_predictions import relabel_second, weigh_second_as_first
 from equivcheck.training.setup import Setup
@@ -36,5 +36,5 @@ def second_prediction_of_next_token(setup: Setup) -> None:
 @fault(layouts=EVERYWHERE, applies=all_of(predicts_two, packs_documents), causes=(Cause.ANOTHER_LABEL,), minimum=ONE_RANK)
 def second_prediction_crosses_documents(setup: Setup) -> None:
     """Bug: at the end of each document, the second prediction has a label from the next document."""
-    no_borders = precedes_border(setup.training.model.length or 1, None)
-    change_batches(setup, partial(relabel_second, setup.training, partial(labels_two_ahead, borders=no_borders)))
+    no_boundaries = precedes_boundary(setup.training.model.length or 1, None)
+    change_batches(setup, partial(relabel_second, setup.training, partial(labels_two_ahead, boundaries=no_boundaries)))

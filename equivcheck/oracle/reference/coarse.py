@@ -14,7 +14,7 @@ from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.trace import Trace
 
 
-def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
+def expected_with_coarse_tolerances(reference: Trace, limit: float) -> tuple[Expected, ...]:
     """Return the expected values at each moment of a step, from one single-device run, with tolerances that need no second run.
 
     The tolerance of a tensor is `limit` times the largest norm among tensors of the same kind, such as gradients. A full check

@@ -74,16 +74,16 @@ class LogarithmAttention(Sequence):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Compute softmax attention over the full sequence, with the attention module `looks`.
+        """Compute softmax attention over the full sequence, with the masks and heads of the module `attention`.
 
         All tensors have the shape (rows, heads, positions, head_dim). Backward recomputes the softmax weights from the logarithm
         of each softmax sum, as FlashAttention does, instead of saving the weights in forward.
         """
         positions = torch.arange(query.shape[-2])
-        unseen = looks.unseen(positions, positions)
-        heads = query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value)
+        unseen = attention.unseen(positions, positions)
+        heads = query, attention.repeat_kv_heads(key), attention.repeat_kv_heads(value)
         found: torch.Tensor = _Attention.apply(*heads, unseen, self._round)  # type: ignore[no-untyped-call]
         return found
 

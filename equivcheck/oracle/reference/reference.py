@@ -13,7 +13,7 @@ import numpy as np
 from equivcheck.layouts.base.limits.optimizers import rounds_shards
 from equivcheck.layouts.base.rounding import Rounding
 from equivcheck.layouts.composition.registry import rounding_of
-from equivcheck.oracle.reference.coarse import coarse_moments
+from equivcheck.oracle.reference.coarse import expected_with_coarse_tolerances
 from equivcheck.oracle.reference.doubt import Doubt, doubt_about, first_step_dominated_by_noise, tensors_with_uncertain_signs
 from equivcheck.oracle.reference.logarithms import logarithm_traces, summed_z_loss_trace
 from equivcheck.oracle.reference.noise import (
@@ -148,7 +148,7 @@ class ReferenceRun:
         Its `doubt` is None, because the full judgement ignores doubts if a difference exceeds the noise limit.
         """
         limit = noise_limit(self.training, self.rounding)
-        return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
+        return Reference(expected_with_coarse_tolerances(_trace(self.training, self.rounding), limit), None, limit)
 
 
 def _has_rounded_scores(layout: Layout, model: Model) -> bool:

@@ -108,19 +108,19 @@ class Move:
         return (*size[: self.dim], sum(box.size[self.dim] for box in self.boxes), *size[self.dim + 1 :])
 
     def __call__(self, part: Part) -> Iterator[Part]:
-        """Split a part at the borders between the boxes. The part's tensor must have this move's `shape`."""
+        """Split a part at the boundaries between the boxes. The part's tensor must have this move's `shape`."""
         assert part.piece.shape == self.shape, "the caller has compared the shapes"
         first, count = part.piece.start[self.dim], part.piece.size[self.dim]
-        border = 0
+        boundary = 0
         for box in self.boxes:
-            low, high = max(first, border), min(first + count, border + box.size[self.dim])
+            low, high = max(first, boundary), min(first + count, boundary + box.size[self.dim])
             if low < high:
-                inside = (*part.piece.start[: self.dim], low - border, *part.piece.start[self.dim + 1 :])
+                inside = (*part.piece.start[: self.dim], low - boundary, *part.piece.start[self.dim + 1 :])
                 size = (*part.piece.size[: self.dim], high - low, *part.piece.size[self.dim + 1 :])
                 start = tuple(map(sum, zip(box.start, inside, strict=True)))
                 piece = replace(part.piece, shape=box.shape, start=start, size=size)
                 yield Part(piece=piece, values=part.values.narrow(self.dim, low - first, high - low))
-            border += box.size[self.dim]
+            boundary += box.size[self.dim]
 
 
 def shard_move(shape: Ints, dim: int, rank: int, num_ranks: int, num_components: int = 1) -> Move:

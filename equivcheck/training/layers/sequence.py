@@ -39,13 +39,13 @@ class Sequence:
         return torch.arange(count, device=device)
 
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Compute attention from this rank's positions to the full sequence, with the attention module `looks`.
+        """Compute attention from this rank's positions to the full sequence, with the masks and heads of the module `attention`.
 
         All tensors have the shape (rows, heads, local positions, head_dim).
         """
-        return looks.attend(query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value))
+        return attention.attend(query, attention.repeat_kv_heads(key), attention.repeat_kv_heads(value))
 
 
 FULL_SEQUENCE = Sequence()

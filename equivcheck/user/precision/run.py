@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from equivcheck.layouts.base.rounding import Division
-from equivcheck.oracle.reference.coarse import coarse_moments
+from equivcheck.oracle.reference.coarse import expected_with_coarse_tolerances
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.perturbed_rounding import Jitter, PerturbedRounding, Shuffled
 from equivcheck.oracle.reference.reference import NUM_ROUNDED, NUM_ROUNDED_CONFIRMATIONS, Reference
@@ -117,7 +117,7 @@ class RoundedRun(SingleDeviceRun):
 
         with one_thread():
             in_parts = trace_of(exact, seed=exact.seed, spread=spread)
-        return far_moment(Reference(coarse_moments(self._exact_run.trace, limit), None, limit), in_parts)
+        return far_moment(Reference(expected_with_coarse_tolerances(self._exact_run.trace, limit), None, limit), in_parts)
 
     def _from_copies(self, num_copies: int, jitter: Callable[[np.random.Generator, int], Jitter], *others: Trace) -> Reference:
         generator = np.random.default_rng((self.task.seed, num_copies))

@@ -112,16 +112,16 @@ class ShardBoxes:
 
 
 def _pieces_in(piece: Piece, boxes: Sequence[Piece], dim: int) -> Iterator[Piece]:
-    """Split a piece of a local tensor at the components' borders, in the order of its elements."""
+    """Split a piece of a local tensor at the components' boundaries, in the order of its elements."""
     starts, sizes = piece.start or (0,) * len(piece.shape), piece.size or piece.shape
     offset, length = piece.run or (0, piece.numel)
     passed = 0
     for leading in product(*map(range, sizes[:dim])):
-        border = 0
+        boundary = 0
         for box in boxes:
-            low, high = max(starts[dim], border), min(starts[dim] + sizes[dim], border + box.size[dim])
+            low, high = max(starts[dim], boundary), min(starts[dim] + sizes[dim], boundary + box.size[dim])
             if low < high:
-                at = (*(first + index for first, index in zip(starts, leading, strict=False)), low - border, *starts[dim + 1 :])
+                at = (*(first + index for first, index in zip(starts, leading, strict=False)), low - boundary, *starts[dim + 1 :])
                 extent = (*(1,) * dim, high - low, *sizes[dim + 1 :])
                 first, last = max(offset - passed, 0), min(offset + length - passed, math.prod(extent))
                 if first < last:
@@ -129,7 +129,7 @@ def _pieces_in(piece: Piece, boxes: Sequence[Piece], dim: int) -> Iterator[Piece
                     run = None if last - first == math.prod(extent) else (first, last - first)
                     yield replace(piece, shape=box.shape, start=start, size=extent, run=run)
                 passed += math.prod(extent)
-            border += box.size[dim]
+            boundary += box.size[dim]
 
 
 def _in_full(box: Piece, offset: int, shape: tuple[int, ...], dim: int) -> Piece:

@@ -93,6 +93,6 @@ MINIMUMS: dict[str, Scenario] = {
     "labels_across_documents_counted": _packed(),
     "documents_averaged_instead_of_tokens": _packed(),
     "documents_counted_in_own_part": _packed_in_shards(),
-    "borders_of_labels_counted_in_own_part": _packed_in_shards(),
+    "boundaries_of_labels_counted_in_own_part": _packed_in_shards(),
 }
 """Scenarios by mutant."""

@@ -79,7 +79,7 @@ MINIMUMS: dict[str, Scenario] = {
     "labels_of_all_ranks_counted_and_averaged": _scenario(ranks=2),
     "ignored_label_replaced": _scenario(loss=LABELS),
     "labels_shifted_within_parts": _scenario(ranks=2, by=BY_POSITIONS, length=4),
-    "label_lost_at_borders": _scenario(ranks=2, by=BY_POSITIONS),
+    "label_lost_at_boundaries": _scenario(ranks=2, by=BY_POSITIONS),
     "z_loss_summed_over_ranks": _scenario(ranks=2, loss=CrossEntropy(z_loss=0.5)),
     "z_loss_lost": _scenario(loss=CrossEntropy(z_loss=0.5)),
     "label_smoothing_lost": _scenario(loss=CrossEntropy(label_smoothing=0.5)),

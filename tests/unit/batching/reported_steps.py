@@ -15,7 +15,7 @@ from unit.batching.wrong_steps import (
     num_labels,
     num_predictions,
     of_all_tokens,
-    over_border,
+    over_boundary,
     per_microbatch,
     unlabelled,
 )
@@ -147,12 +147,12 @@ REPORTED: dict[str, Wrong] = {
         PACKED,
         "positions run on in packed documents",
     ),
-    "packed: label over the border": (
+    "packed: label over the boundary": (
         Causal,
-        step_of(over_border),
+        step_of(over_boundary),
         unlabelled,
         TOKEN | PACKED,
-        "a label over the border of packed documents counts",
+        "a label across the boundary of packed documents counts",
     ),
     "packed: mean over packed rows": (
         Causal,
@@ -204,12 +204,12 @@ REPORTED: dict[str, Wrong] = {
         TOKEN | BOTH,
         "with padding on the left, the label of an example's first tokens counts, in output '1'",
     ),
-    "MTP: head crosses the border of packed documents": (
+    "MTP: head crosses the boundary of packed documents": (
         TwoHeads,
         step_of(with_second_head(labels_of=any_second_labels)),
         tokens,
         TOKEN | PACKED,
-        "a label over the border of packed documents counts in output '1'",
+        "a label across the boundary of packed documents counts in output '1'",
     ),
     "DPO: divided by chosen tokens": (
         Causal,

@@ -173,7 +173,7 @@ def steps_after_full_window(model: Any, batches: list[Batch], optimizer: torch.o
             optimizer.step()
 
 
-def label_over_border(model: Any, batch: Batch, batches: list[Batch]) -> torch.Tensor:
+def label_over_boundary(model: Any, batch: Batch, batches: list[Batch]) -> torch.Tensor:
     """Labels are the tokens, except padding."""
     labels = batch["input_ids"].clone()
     if "attention_mask" in batch:

@@ -85,7 +85,7 @@ def packed(given: Format, examples: tuple[Example, ...]) -> Any:
     return given.microbatch(Rows(rows=(examples,), extra=1))
 
 
-def test_packed_documents_have_borders() -> None:
+def test_packed_documents_have_boundaries() -> None:
     """Positions start again, and no document's first label counts, because the model would predict it from the one before."""
     batch = {"input_ids": IDS, "labels": IDS, "attention_mask": MASK}
     given = read(batch, packing="position_ids")

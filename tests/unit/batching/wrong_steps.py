@@ -40,9 +40,9 @@ def of_all_tokens(model: Any, batch: Batch) -> torch.Tensor:
     return losses(model, batch, batch["input_ids"])
 
 
-def over_border(model: Any, batch: Batch, batches: list[Batch]) -> torch.Tensor:
-    """Labels over the border of documents count, and are in the count."""
-    return steps.label_over_border(model, batch, batches)
+def over_boundary(model: Any, batch: Batch, batches: list[Batch]) -> torch.Tensor:
+    """Labels over the boundary of documents count, and are in the count."""
+    return steps.label_over_boundary(model, batch, batches)
 
 
 def unlabelled() -> Batch:

@@ -29,7 +29,7 @@ EXAMPLES = (
     _example(Cause.KEY_VALUE_GRADIENT, "ring_gradients_overwritten", "from queries on the rank before theirs only"),
     _example(Cause.PADDING_TRAINED, "padding_row_trained", "as if `padding_idx` were not set"),
     _example(Cause.ANOTHER_LOSS, "z_loss_summed_over_ranks", "the z-loss is summed over the 2 dp ranks, not averaged"),
-    _example(Cause.ANOTHER_LABEL, "label_lost_at_borders", "the last label in each sequence shard on"),
+    _example(Cause.ANOTHER_LABEL, "label_lost_at_boundaries", "the last label in each sequence shard on"),
     _example(
         Cause.LABEL_COUNT, "labels_counted_by_each_rank", "each of the 2 dp ranks divides the loss by its own counted labels"
     ),

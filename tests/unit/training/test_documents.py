@@ -44,8 +44,8 @@ def test_a_packed_document_has_the_outputs_of_the_document_alone(fused: bool) ->
 
 @pytest.mark.parametrize("batch_dim", [0, 1])
 @pytest.mark.parametrize("ignored", IgnoredLabels)
-def test_labels_before_a_border_are_ignored(batch_dim: int, ignored: IgnoredLabels) -> None:
-    """A border's label would be the next document's first token, so it counts in no row; the last label of a row may count."""
+def test_labels_before_a_boundary_are_ignored(batch_dim: int, ignored: IgnoredLabels) -> None:
+    """A boundary's label would be the next document's first token, so it counts in no row; the last label of a row may count."""
     data = Data(microbatches=(3, 2), batch_dim=batch_dim)
     training = Training(model=PACKED, data=data, loss=CrossEntropy(ignored=ignored))
     batches = material(training).steps[0]
@@ -61,7 +61,7 @@ def test_labels_before_a_border_are_ignored(batch_dim: int, ignored: IgnoredLabe
 
 @pytest.mark.parametrize("length", [3, 2])
 def test_a_document_as_long_as_the_sequence_changes_nothing(length: int) -> None:
-    """Sequences of one document have no border."""
+    """Sequences of one document have no boundary."""
     model = replace(PACKED, length=length)
     assert not model.packs_documents
     packed, plain = (

@@ -1,4 +1,4 @@
-"""Mistakes with packed documents: their borders are lost, or counted from the start of a shard."""
+"""Mistakes with packed documents: their boundaries are lost, or counted from the start of a shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Training
-from equivcheck.training.documents import in_other_documents, precedes_border
+from equivcheck.training.documents import in_other_documents, precedes_boundary
 from equivcheck.training.labels import IGNORED, change_labels, count_labels, labels_of, weights_of, with_weights
 from equivcheck.training.layers.attention.module import AttentionModule
 from equivcheck.training.material import Batch
@@ -27,7 +27,7 @@ Relabel = Callable[[Batch], torch.Tensor]
 
 
 def wrong_documents(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes with packed documents: attention, positions or labels cross the border between two documents."""
+    """Yield mistakes with packed documents: attention, positions or labels cross the boundary between two documents."""
     model = diverged.training.model
     if not model.packs_documents:
         return
@@ -66,30 +66,30 @@ def _hiding(module: AttentionModule, *, others: torch.Tensor) -> None:
 
 
 def _labelled(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Mistake]:
-    """Labels at other borders, and means over documents."""
+    """Labels at other boundaries, and means over documents."""
     training, shards = diverged.training, sequence_shards(diverged)
 
     def fault(cause: Cause, words: str, relabel: Relabel) -> Mistake:
         return on_one_device(cause, words, changing_batches(partial(_counted, relabel=relabel, training=training, loss=loss)))
 
     if training.model.head is not None:
-        words = "the label before each border counts: it is the first token of the next document"
+        words = "the label before each boundary counts: it is the first token of the next document"
         none = torch.zeros(training.model.length or 1, dtype=torch.bool)
-        yield fault(Cause.ANOTHER_LABEL, words, partial(_moved, training=training, borders=none))
+        yield fault(Cause.ANOTHER_LABEL, words, partial(_moved, training=training, boundaries=none))
         if shards is not None:
-            words = f"labels are ignored before borders counted from the start of each sequence shard on {shards.where}"
-            borders = _borders_in(shards, training.model.document_length or 1)
-            yield fault(Cause.ANOTHER_LABEL, words, partial(_moved, training=training, borders=borders))
+            words = f"labels are ignored before boundaries counted from the start of each sequence shard on {shards.where}"
+            boundaries = _boundaries_in(shards, training.model.document_length or 1)
+            yield fault(Cause.ANOTHER_LABEL, words, partial(_moved, training=training, boundaries=boundaries))
     if not (loss.summed or loss.weighs_labels or loss.class_weights):
         words = "the loss is averaged over documents, each by its counted labels, not over all tokens"
         yield fault(Cause.LABEL_WEIGHTS, words, partial(_by_document, training=training))
 
 
-def _borders_in(shards: SequenceShards, length: int) -> torch.Tensor:
-    """Mask of the positions that precede a border counted in their shard."""
+def _boundaries_in(shards: SequenceShards, length: int) -> torch.Tensor:
+    """Mask of the positions that precede a boundary counted in their shard."""
     found = torch.zeros(len(shards.owner), dtype=torch.bool)
     for part in shards.parts:
-        found[part] = precedes_border(len(part), length)
+        found[part] = precedes_boundary(len(part), length)
     return found
 
 
@@ -100,11 +100,11 @@ def _counted(batches: Sequence[Batch], *, relabel: Relabel, training: Training, 
     return [replace(batch, targets=each, divisor=count) for batch, each in zip(batches, targets, strict=True)]
 
 
-def _moved(batch: Batch, *, training: Training, borders: torch.Tensor) -> torch.Tensor:
-    """Targets with ignored labels at `borders`, and the next token in place of labels ignored before."""
+def _moved(batch: Batch, *, training: Training, boundaries: torch.Tensor) -> torch.Tensor:
+    """Targets with ignored labels at `boundaries`, and the next token in place of labels ignored before."""
     dim = 1 - batch.batch_dim
-    lost = precedes_border(len(borders), training.model.document_length) & ~borders
-    lost, ignored = (mask if dim else mask[:, None] for mask in (lost, borders))
+    lost = precedes_boundary(len(boundaries), training.model.document_length) & ~boundaries
+    lost, ignored = (mask if dim else mask[:, None] for mask in (lost, boundaries))
     following = batch.inputs.roll(-1, dim)
     return change_labels(batch.targets, lambda labels: following.where(lost, labels).masked_fill(ignored, IGNORED))
 

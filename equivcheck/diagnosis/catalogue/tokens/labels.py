@@ -22,7 +22,7 @@ from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.documents import precedes_border
+from equivcheck.training.documents import precedes_boundary
 from equivcheck.training.labels import IGNORED, change_labels, count_labels, labels_of, labels_two_ahead
 from equivcheck.training.material import Batch, material
 from equivcheck.training.second_predictions import LabelsOf, relabel_second, weigh_second_as_first
@@ -153,8 +153,8 @@ def wrong_second_predictions(diverged: DivergedRun) -> Iterator[Mistake]:
         yield on_one_device(Cause.LABEL_WEIGHTS, words, change)
     ways: list[tuple[str, LabelsOf]] = [("the labels of the first, for the next token", lambda labels: labels)]
     if training.model.packs_documents:
-        none = precedes_border(training.model.length or 1, None)
-        ways.append(("labels in the next document before each border", partial(labels_two_ahead, borders=none)))
+        none = precedes_boundary(training.model.length or 1, None)
+        ways.append(("labels in the next document before each boundary", partial(labels_two_ahead, boundaries=none)))
     for what, second in ways:
         change = changing_batches(partial(relabel_second, training, second))
         yield on_one_device(Cause.ANOTHER_LABEL, f"the second prediction has {what}", change)

@@ -89,7 +89,7 @@ def _source(found: object) -> list[str]:
     for here, there in (
         (": AttentionHooks", ": Any"),
         ("  # noqa: ARG002 - of the base class", ""),
-        ("Ring(ranks=self.ranks, looks=looks)", "Ring(self.ranks, looks)"),
+        ("Ring(ranks=self.ranks, attention=attention)", "Ring(self.ranks, attention)"),
     ):
         text = text.replace(here, there)
     return text.splitlines()

@@ -25,8 +25,8 @@ class Ring:
 
     ranks: PositionRanks
     """Ranks in the ring."""
-    looks: AttentionHooks
-    """Shape and options of the attention layer, with its mask."""
+    attention: AttentionHooks
+    """The attention module, which knows its mask and heads."""
 
     def pass_on(self, block: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Send a block to the next rank. Returns a function that waits for the previous rank's block."""
@@ -48,15 +48,15 @@ class Ring:
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the attention scores between this rank's queries and the keys at `positions`, for each query head."""
-        scores = query @ self.looks.repeat_kv_heads(key).transpose(-1, -2) / math.sqrt(query.shape[-1])
-        unseen = self.looks.unseen(self.ranks.own, positions)
+        scores = query @ self.attention.repeat_kv_heads(key).transpose(-1, -2) / math.sqrt(query.shape[-1])
+        unseen = self.attention.unseen(self.ranks.own, positions)
         return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
 
     def of_heads(self, values: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """Sum the gradient for keys or values over query heads with the same key-value head."""
         with torch.enable_grad():
             leaf = values.detach().requires_grad_()
-            grouped = self.looks.repeat_kv_heads(leaf)
+            grouped = self.attention.repeat_kv_heads(leaf)
         return torch.autograd.grad(grouped, leaf, gradient)[0]
 
 
@@ -102,7 +102,7 @@ class RingAttention(torch.autograd.Function):
             arrived = ring.pass_on(block) if turn < last else None
             positions = ring.origin(turn)
             key, value = block[..., : len(positions), :]
-            softmax.add(ring.scores(query, key, positions), ring.looks.repeat_kv_heads(value))
+            softmax.add(ring.scores(query, key, positions), ring.attention.repeat_kv_heads(value))
             block = block if arrived is None else arrived()
         found = softmax.found / softmax.total
         ctx.ring = ring
@@ -122,9 +122,11 @@ class RingAttention(torch.autograd.Function):
             key, value, of_key, of_value = block[..., : len(positions), :]
             weights = (ring.scores(query, key, positions) - logarithm).exp()
             of_scores = (
-                weights * (of_found @ ring.looks.repeat_kv_heads(value).transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
+                weights
+                * (of_found @ ring.attention.repeat_kv_heads(value).transpose(-1, -2) - inner)
+                / math.sqrt(query.shape[-1])
             )
-            of_query += of_scores @ ring.looks.repeat_kv_heads(key)
+            of_query += of_scores @ ring.attention.repeat_kv_heads(key)
             of_key += ring.of_heads(key, of_scores.transpose(-1, -2) @ query)
             of_value += ring.of_heads(value, weights.transpose(-1, -2) @ of_found)
             block = ring.pass_on(block if turn < ring.ranks.size - 1 else block[2:])()
@@ -146,28 +148,28 @@ class GatheredSequence(ShardedSequence):
     """Sequence whose attention gathers keys and values from all ranks."""
 
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Gather keys and values from all ranks in one call, and let this rank's queries attend to them."""
         gathered: torch.Tensor = Gather.apply(torch.stack((key, value)), self.ranks)  # type: ignore[no-untyped-call]
         keys, values = gathered.unbind()
-        unseen = looks.unseen(self.ranks.own, torch.arange(self.ranks.length))
-        return looks.attend_from(query, looks.repeat_kv_heads(keys), looks.repeat_kv_heads(values), unseen)
+        unseen = attention.unseen(self.ranks.own, torch.arange(self.ranks.length))
+        return attention.attend_from(query, attention.repeat_kv_heads(keys), attention.repeat_kv_heads(values), unseen)
 
 
 class UlyssesSequence(ShardedSequence):
     """Sequence whose attention exchanges positions for heads, to attend over full sequences (DeepSpeed-Ulysses)."""
 
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Exchange positions for heads, attend over full sequences, and exchange back."""
         units = key.shape[-3]
         parts = [group_query_heads(query, units), key.unsqueeze(2), value.unsqueeze(2)]
         whole: torch.Tensor = ToHeads.apply(torch.cat(parts, 2), self.ranks)  # type: ignore[no-untyped-call]
         queries, keys, values = torch.split(whole, [parts[0].shape[2], 1, 1], 2)
-        found = looks.attend(
-            queries.flatten(1, 2), looks.repeat_kv_heads(keys.squeeze(2)), looks.repeat_kv_heads(values.squeeze(2))
+        found = attention.attend(
+            queries.flatten(1, 2), attention.repeat_kv_heads(keys.squeeze(2)), attention.repeat_kv_heads(values.squeeze(2))
         )
         grouped = found.view(queries.shape)
         back: torch.Tensor = ToPositions.apply(grouped, units, self.ranks)  # type: ignore[no-untyped-call]
@@ -184,10 +186,10 @@ class RingSequence(ShardedSequence):
     """Sequence whose attention passes keys and values around a ring of ranks."""
 
     def attend_from_local(
-        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, attention: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Let this rank's queries attend to each rank's keys and values in turn."""
-        ring = Ring(ranks=self.ranks, looks=looks)
+        ring = Ring(ranks=self.ranks, attention=attention)
         found: torch.Tensor = RingAttention.apply(query, torch.stack((key, value)), ring)  # type: ignore[no-untyped-call]
         return found
 

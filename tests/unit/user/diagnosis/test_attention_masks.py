@@ -89,7 +89,7 @@ def batches() -> list[Any]:
 @pytest.mark.parametrize(
     ("sees", "cause"),
     [
-        (lambda visible: CAUSAL.expand(visible.shape), "attention crosses the borders of packed documents"),
+        (lambda visible: CAUSAL.expand(visible.shape), "attention crosses the boundaries of packed documents"),
         (
             partial(within_ranks, count=2),
             "each rank's attention sees only its own positions: keys and values of the other cp ranks",

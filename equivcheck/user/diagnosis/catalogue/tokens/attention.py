@@ -25,7 +25,7 @@ Shape: (..., positions, positions)."""
 
 def wrong_masks(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes in attention masks: positions attend to other documents, or ranks ignore other ranks' positions."""
-    words = "attention crosses the borders of packed documents: a position also attends to other documents in its row"
+    words = "attention crosses the boundaries of packed documents: a position also attends to other documents in its row"
     yield Mistake(Cause.ATTENTION_MASK, words, partial(_change_masks, change=without_documents))
     for axis in diverged.same_row_axes:
         count, where = diverged.size((axis,)), diverged.ranks_text((axis,))

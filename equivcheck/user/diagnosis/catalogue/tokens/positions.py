@@ -48,16 +48,16 @@ def losses_of_parts(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[M
         yield Mistake(Cause.MEAN_OF_MEANS, words, partial(_split_losses, count=count, loses=False), is_quick=True)
         lost = f"the last label of each of {where} is lost, except that of the last rank"
         for of_parts, more in ((1, ""), (count, ", and each divides its loss by its own number of labels")):
-            change = partial(_split_losses, count=of_parts, loses=True, borders=count)
+            change = partial(_split_losses, count=of_parts, loses=True, boundaries=count)
             yield Mistake(Cause.ANOTHER_LABEL, lost + more, change, is_quick=True)
 
 
-def _split_losses(ranks: EmulatedUserRanks, *, count: int, loses: bool, borders: int = 1) -> None:
-    """Split the sequence into `count` parts, and average their losses. `loses` ignores the last label in `borders` parts."""
+def _split_losses(ranks: EmulatedUserRanks, *, count: int, loses: bool, boundaries: int = 1) -> None:
+    """Split the sequence into `count` parts, and average their losses. `loses` ignores the last label in `boundaries` parts."""
 
     def mean_of_parts(_rank: int, loss: Loss) -> Loss:
         def mean(outputs: Any, targets: Any) -> Any:
-            labels = _without_borders(targets, borders) if loses else targets
+            labels = _without_boundaries(targets, boundaries) if loses else targets
             pairs = zip(outputs.chunk(count, 1), labels.chunk(count, 1), strict=True)
             return sum(loss(*pair) for pair in pairs) / count
 
@@ -89,7 +89,7 @@ def _class_numbers(labels: torch.Tensor) -> torch.Tensor:
     return labels.clone()
 
 
-def _without_borders(labels: torch.Tensor, count: int) -> torch.Tensor:
+def _without_boundaries(labels: torch.Tensor, count: int) -> torch.Tensor:
     """Ignore the last label in each part, except the last part."""
     labels, size = _class_numbers(labels), labels.shape[1] // count
     labels[:, size - 1 : -1 : size] = IGNORED
