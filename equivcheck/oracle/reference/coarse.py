@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def expected_with_coarse_tolerances(reference: Trace, limit: float) -> tuple[Expected, ...]:
-    """Return the expected values at each moment of a step, from one single-device run, with tolerances that need no second run.
+    """Return the expected values at each point in each step, from one single-device run, with tolerances that need no second run.
 
     The tolerance of a tensor is `limit` times the largest norm among tensors of the same kind, such as gradients. A full check
     also reports a difference above this tolerance, however large the noise is that it measures.
