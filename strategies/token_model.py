@@ -49,6 +49,10 @@ _ADAPTERS = {
     Activation.SILU: LoRALinear(rank=2),
 }
 """Layers with an adapter that take the place of linear layers with this activation."""
+_GROUPED = (Activation.SILU, Activation.GELU, Activation.SIGMOID)
+"""Dispatched experts with these activations use `grouped_mm` if their sizes fit."""
+_GROUPED_MULTIPLE = 4
+"""Features and hidden features are divisible by this number, because 4 float32 elements have 16 bytes."""
 _GROUPS = st.sampled_from((1, 2, 3))
 _DEPTHS = st.sampled_from((1, 2, 3, 4, 5))
 _NORMS = st.sampled_from((None, Norm.RMS, Norm.LAYER))
@@ -213,7 +217,19 @@ def _adapted(layer: AnyLayer) -> AnyLayer:
 
 
 def _fitted(layer: AnyLayer, features: int) -> AnyLayer:
-    return layer.with_fields(norm=_norm(layer.norm, features))
+    return _grouped(layer.with_fields(norm=_norm(layer.norm, features)), features)
+
+
+def _grouped(layer: AnyLayer, features: int) -> AnyLayer:
+    """Let some dispatched experts use `grouped_mm`, with sizes that it accepts.
+
+    The activation decides. This takes no choice, so later draws stay the same.
+    """
+    if not isinstance(layer, Experts) or not layer.dispatched:
+        return layer
+    if layer.activation not in _GROUPED or features % _GROUPED_MULTIPLE:
+        return layer
+    return replace(layer, hidden=-(-layer.hidden // _GROUPED_MULTIPLE) * _GROUPED_MULTIPLE, grouped=True)
 
 
 def _norm(norm: Norm | None, features: int) -> Norm | None:

@@ -48,6 +48,7 @@ _MODULES = (
     "experts.weights",
     "experts.choices",
     "experts.exchange",
+    "experts.groups",
     "experts.gradients",
     "experts.partial_sums",
     "experts.balance",

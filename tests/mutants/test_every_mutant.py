@@ -159,6 +159,7 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "router gradient of own rows": ("router_gradient_of_own_rows", "only_experts_reduced", "all_but_experts_summed"),
         "counts of the wrong direction": ("counts_sent_taken_for_counts_received",),
         "tokens not put back in order": ("rows_not_put_back_in_order", "rows_split_by_counts_in_another_order"),
+        "offsets of groups that are not cumulative": ("offsets_not_cumulative",),
         "a rank without experts that skips a collective": ("rank_without_experts_skips_exchange",),
         "no copy-to before experts that are cut, or for their weights": (
             "experts_copy_to_region_missing",

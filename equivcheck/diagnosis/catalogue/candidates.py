@@ -10,6 +10,7 @@ from equivcheck.diagnosis.catalogue.context_parallel.attention import wrong_sequ
 from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_shard_sums
 from equivcheck.diagnosis.catalogue.experts.balance import wrong_balances
 from equivcheck.diagnosis.catalogue.experts.exchange import wrong_exchanges
+from equivcheck.diagnosis.catalogue.experts.groups import wrong_groups
 from equivcheck.diagnosis.catalogue.experts.partial_sums import wrong_partial_sums
 from equivcheck.diagnosis.catalogue.experts.router_bias import wrong_router_biases
 from equivcheck.diagnosis.catalogue.experts.routing import dropped_rows, wrong_experts
@@ -60,6 +61,7 @@ CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...
     (wrong_balances, COMPUTED),
     (wrong_router_biases, (*COMPUTED, *UPDATED, Phase.BUFFER)),
     (wrong_exchanges, COMPUTED),
+    (wrong_groups, COMPUTED),
     (wrong_partial_sums, COMPUTED),
     (wrong_sequence_attention, COMPUTED),
     (wrong_shard_sums, COMPUTED),

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from equivcheck.layouts.base.limits.execution import EXECUTION_LAYOUT_LIMITS, IN_BACKWARD_LIMITS
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, reason_with_versions
+from equivcheck.layouts.composition.grouped_limits import GROUPED_LIMITS
 from equivcheck.layouts.composition.layer_limits import LAYER_LIMITS
 from equivcheck.layouts.composition.registry import BrokenLayout, kind_of
 from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
@@ -132,7 +133,13 @@ def _here(limits: Iterable[L]) -> Iterator[L]:
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
     kinds = [kind_of(parallelism) for parallelism in layout.parallelisms]
     limits = _here(
-        chain(*(kind.model_limits for kind in kinds), LAYER_LIMITS, IN_BACKWARD_LIMITS, *(kind.limits for kind in kinds))
+        chain(
+            *(kind.model_limits for kind in kinds),
+            LAYER_LIMITS,
+            GROUPED_LIMITS,
+            IN_BACKWARD_LIMITS,
+            *(kind.limits for kind in kinds),
+        )
     )
     # Beyond a limit, every rank must fail. If another parallelism changes stages, torch refuses on the ranks of one stage only.
     stages = layout.has(Pipeline) and len(layout.parallelisms) > 1

@@ -44,6 +44,7 @@ def rank_setup(scenario: Scenario) -> Setup:
     setup, layout = single_device_setup(scenario.training), scenario.layout
     setup.announce, setup.layout = mark, layout
     recompute_layers(setup.model, layout.execution)
+    use_rank_implementations(setup.model)
     mesh = setup.mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
     kinds = [(kind_of(each), each, submesh(mesh, layout.axes_of(each))) for each in layout.parallelisms]
     for kind, parallelism, axes in kinds:
@@ -56,6 +57,13 @@ def rank_setup(scenario: Scenario) -> Setup:
     if layout.execution.optimizer_in_backward:
         update_in_backward(setup)
     return setup
+
+
+def use_rank_implementations(model: nn.Module) -> None:
+    """Let layers use the operations that only ranks use."""
+    for layer in model.modules():
+        if isinstance(layer, LayerModule):
+            layer.use_rank_implementation()
 
 
 def recompute_layers(model: nn.Module, execution: Execution) -> None:

@@ -135,7 +135,7 @@ class Cause(PrintableEnum):
     EXPERT_GRADIENT = "expert_gradient"
     """The experts' inputs or the router's scores have no gradient."""
     EXPERT_ROWS = "expert_rows"
-    """Rows are mixed up on the way to the experts' ranks, or back."""
+    """Rows are mixed up on the way to the experts' ranks or back, or are split into wrong groups."""
     EXPERT_BALANCE = "expert_balance"
     """The load-balancing loss uses other counts, counts too often or too rarely, or has no gradient."""
     ROUTER_BIAS = "router_bias"

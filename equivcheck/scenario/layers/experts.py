@@ -53,6 +53,10 @@ class Experts(AnyLayer):
     dispatched: bool = False
     """Whether each expert computes only the positions routed to it.
     Otherwise each expert computes all positions, and results for other positions are masked out."""
+    grouped: bool = False
+    """Whether ranks multiply the rows of all experts in one `torch.nn.functional.grouped_mm` for each projection.
+
+    The single-device run computes one expert after the other. Only with `dispatched`."""
     balance: float = 0.0
     """Coefficient for a load-balancing loss, 0 to 1; 0 disables it.
 
@@ -89,6 +93,8 @@ class Experts(AnyLayer):
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
         if self.normalised and self.top_k == 1:
             raise invalid_field(self, "normalised", "False if top_k is 1", "a single weight would always be 1")
+        if self.grouped and not self.dispatched:
+            raise invalid_field(self, "grouped", "False if dispatched is False")
 
     @property
     def ends_in_linear(self) -> bool:

@@ -89,6 +89,12 @@ class LayerModule(nn.Module):
         outputs: torch.Tensor = checkpoint(self.compute, inputs, mask, step, use_reentrant=False, **options)
         return outputs
 
+    def use_rank_implementation(self) -> None:
+        """Switch to the operations that only ranks use. The base class does nothing.
+
+        It is called on each rank before any parallelism is applied.
+        """
+
     def chooser(self) -> nn.Module | None:
         """Return the router, whose first output says which experts are selected; None if the layer has no router."""
         return None

@@ -37,6 +37,7 @@ SHARED = Experts(hidden=2, num_experts=3, top_k=2, shared=True)
 FOUR = Experts(hidden=2, num_experts=4)
 BALANCED = Experts(hidden=2, balance=0.1)
 BIAS = Experts(hidden=2, router_bias_rate=0.5)
+GROUPED = Experts(hidden=4, dispatched=True, grouped=True)
 
 
 def _training(layer: AnyLayer, *rows: int) -> Training:
@@ -47,6 +48,12 @@ def _alone(layer: AnyLayer, *rows: int) -> Scenario:
     """One rank."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
     return Scenario(training=_training(layer, *rows or (4,)), layout=layout)
+
+
+def _in_groups() -> Scenario:
+    """Sizes and a precision that `grouped_mm` accepts."""
+    training = replace(_training(GROUPED, 4), precision=Precision.FLOAT32)
+    return replace(_alone(GROUPED), training=replace(training, model=replace(training.model, features=4)))
 
 
 def _with_steps(scenario: Scenario, steps: int) -> Scenario:
@@ -97,6 +104,7 @@ MINIMUMS: dict[str, Scenario] = {
     "rows_not_put_back_in_order": _shared_out(FOUR),
     "rows_split_by_counts_in_another_order": _shared_out(FOUR),
     "counts_sent_taken_for_counts_received": _shared_out(PLAIN),
+    "offsets_not_cumulative": _in_groups(),
     "rank_without_experts_skips_exchange": _shared_out(PLAIN, ranks=3),
     "rows_sent_to_next_rank": _shared_out(PLAIN),
     "expert_gradients_summed": _shared_out(PLAIN),

@@ -9,14 +9,17 @@ from functools import partial
 import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import (
+    all_then_each,
     changing_gradients,
     changing_layers,
     multiplying_gradients,
     on_one_device,
 )
+from equivcheck.diagnosis.catalogue.experts.groups import NOT_CUMULATIVE, experts_by_sizes, is_grouped
 from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.mistake import Mistake
+from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ExpertParallel
@@ -40,14 +43,20 @@ def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Mistake]:
     if diverged.data_axes[-1:] != (EP,):
         return
     blocks, where = diverged.mesh.size(*diverged.data_axes), diverged.ranks_text((EP,))
+    layers = layers_of_experts(diverged)
     for mixed, words in (
         (_sent_as_computed, "expert outputs are returned in expert order, but read in the order of source ranks"),
         (_split_in_reverse, "received rows are split by the counts per expert in reverse order"),
         (_split_as_sent, "rows received from a rank are split by the counts of rows sent to it"),
     ):
         exchange = _Exchange(mixed=mixed, blocks=blocks, ranks=ranks)
-        change = changing_layers(tuple(layers_of_experts(diverged)), ExpertsModule, partial(_computing, exchange=exchange))
+        change = changing_layers(tuple(layers), ExpertsModule, partial(_computing, exchange=exchange))
         yield on_one_device(Cause.EXPERT_ROWS, f"in the all-to-all over {where} {words}", change)
+    exchange = _Exchange(mixed=_grouped_by_sizes, blocks=blocks, ranks=ranks)
+    grouped = [index for index, layer in layers.items() if is_grouped(layer)]
+    for indices in all_then_each(grouped):
+        change = changing_layers(indices, ExpertsModule, partial(_computing, exchange=exchange))
+        yield on_one_device(Cause.EXPERT_ROWS, f"in {layers_by_name(indices)} {NOT_CUMULATIVE}", change)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -107,6 +116,17 @@ def _split_in_reverse(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torc
             experts = torch.arange(first, min(first + sent.own, sent.num_experts))
             counts = (sent.experts[order] == experts[:, None]).sum(1)
             used[order] = experts.repeat_interleave(counts.flip(0))
+    return compute(rows, used)
+
+
+def _grouped_by_sizes(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torch.Tensor:
+    used = torch.empty_like(sent.experts)
+    for target in range(int(sent.target.max()) + 1 if len(rows) else 0):
+        order = sent.by_expert[sent.target[sent.by_expert] == target]
+        if len(order):
+            first = int(sent.experts[order[0]]) // sent.own * sent.own
+            own = experts_by_sizes((sent.experts[order] - first).bincount(minlength=sent.own))
+            used[order] = torch.where(own < 0, -1, own + first)
     return compute(rows, used)
 
 

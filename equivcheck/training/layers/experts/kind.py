@@ -73,7 +73,7 @@ class ExpertsKind(LayerKind):
 
     def with_known_shapes(self, layer: Experts) -> AnyLayer:
         """Return a layer in which every expert computes every position, because the number of routed rows depends on values."""
-        return layer.with_fields(dispatched=False)
+        return layer.with_fields(dispatched=False, grouped=False)
 
 
 def _gated_parameters(owner: str, layer: Experts, in_features: int, stacked: tuple[int, ...] = ()) -> tuple[LayerParameter, ...]:

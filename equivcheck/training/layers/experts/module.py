@@ -22,6 +22,10 @@ Own = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 """Weight and bias for each linear, for one expert or for this rank's experts."""
 
 
+Selection = int | torch.Tensor | None
+"""One expert by index, or all experts by their numbers of rows. None for a module with one expert."""
+
+
 class Router(UninitializedLinear):
     """Linear router: for each position, selects experts and computes their weights.
 
@@ -89,12 +93,16 @@ def _sum_over_positions(values: torch.Tensor) -> torch.Tensor:
 
 
 class GatedExperts(nn.Module):
-    """One gated MLP, or several with parameters stacked along dim 0."""
+    """One gated MLP, or several with parameters stacked along dim 0.
+
+    If `grouped` is set, `grouped_mm` multiplies the rows of all experts at once.
+    """
 
     def __init__(self, layer: Experts, in_features: int, *stacked: int) -> None:
         super().__init__()
         self.activation = ACTIVATIONS.get(layer.activation)
         self.region: Region = UNSHARDED
+        self.grouped = False
         for name, outputs, features in (
             ("gate", layer.hidden, in_features),
             ("up", layer.hidden, in_features),
@@ -113,6 +121,8 @@ class GatedExperts(nn.Module):
         own = self._parameters_beside(inputs)
         if counts is None:
             return self._computed(own, inputs, expert)
+        if self.grouped:
+            return self._computed(own, inputs, counts)
         parts = torch.split(inputs, counts.tolist()) if len(counts) else ()
         return torch.cat([inputs[:0], *(self._computed(own, part, number) for number, part in enumerate(parts))])
 
@@ -126,7 +136,7 @@ class GatedExperts(nn.Module):
             name: (local_like(inputs, weight), None if bias is None else local_like(inputs, bias)) for name, weight, bias in names
         }
 
-    def _computed(self, own: Own, inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
+    def _computed(self, own: Own, inputs: torch.Tensor, expert: Selection) -> torch.Tensor:
         gate = _linear(own["gate"], inputs, expert)
         if self.activation is not None:
             gate = self.activation(gate)
@@ -135,14 +145,29 @@ class GatedExperts(nn.Module):
             return _linear((weight, bias), values, expert)
         # Added last, so that backward has its gradient first, as that of every bias.
         addend = _linear((weight, None), values, expert)
-        return addend + self.region.bias_on_first_rank(bias if expert is None else bias[expert])
+        return addend + self.region.bias_on_first_rank(_bias_of(bias, expert))
 
 
-def _linear(of: tuple[torch.Tensor, torch.Tensor | None], inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
+def _linear(of: tuple[torch.Tensor, torch.Tensor | None], inputs: torch.Tensor, expert: Selection) -> torch.Tensor:
     weight, bias = of
+    if isinstance(expert, torch.Tensor):
+        product = functional.grouped_mm(inputs, weight.transpose(-2, -1), offs=ends_of_groups(expert))
+        # `grouped_mm` has a parameter for a bias, but no version accepts one.
+        return product if bias is None else product + _bias_of(bias, expert)
     if expert is not None:
         weight, bias = weight[expert], None if bias is None else bias[expert]
     return functional.linear(inputs, weight, bias)
+
+
+def ends_of_groups(counts: torch.Tensor) -> torch.Tensor:
+    """Return the row after each expert's last row, in the dtype that `grouped_mm` requires. `counts` has the rows per expert."""
+    return counts.cumsum(0, dtype=torch.int32)
+
+
+def _bias_of(bias: torch.Tensor, expert: Selection) -> torch.Tensor:
+    if expert is None:
+        return bias
+    return bias.repeat_interleave(expert, 0) if isinstance(expert, torch.Tensor) else bias[expert]
 
 
 class ExpertsModule(RoutedModule):
@@ -157,6 +182,10 @@ class ExpertsModule(RoutedModule):
         self.experts = GatedExperts(layer, in_features, layer.num_experts)
         self.shared = GatedExperts(layer, in_features) if layer.shared else None
         self.num_units = layer.num_experts
+
+    def use_rank_implementation(self) -> None:
+        """Compute experts by `grouped_mm` if the layer asks for it."""
+        self.experts.grouped = self.layer.grouped
 
     def chooser(self) -> Router:
         """Return this layer's router."""

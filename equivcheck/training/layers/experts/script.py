@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from equivcheck.scenario import Experts, ScoreFunction
@@ -22,6 +23,10 @@ _UNITS = (
     "        parts = torch.split(rows, counts.tolist()) if len(counts) else ()",
     "        return torch.cat([rows[:0], *(gated(self, part, expert) for expert, part in enumerate(parts))])",
 )
+_GROUPED_UNITS = (
+    *_UNITS[:5],
+    "        return grouped(self, rows, counts)",
+)
 _METHODS = (
     ("def units(self):", '    """Module with the parameters of the experts."""', "    return self.experts"),
     (
@@ -41,14 +46,14 @@ def experts_script(layer: Experts, in_features: int) -> LayerScript:
         words="Mixture of gated MLPs: a router chooses experts for each position",
         init=tuple(_init(layer, in_features)),
         compute=tuple(_lines(layer)),
-        functions=(_chosen(), _gated(layer)),
+        functions=(_chosen(), *_functions(layer)),
         imports=(("torch.nn", "functional"),),
     )
     for_expert_parallel = replace(
         found,
         init=(*_init(layer, in_features, experts="Units()"), f"self.num_units, self.by_units = {layer.num_experts}, None"),
         compute=tuple(_lines(layer, with_shardable_layer=True)),
-        functions=(_chosen(), _gated(layer, has_parts=True), _UNITS),
+        functions=(_chosen(), *_functions(layer, has_parts=True), _GROUPED_UNITS if layer.grouped else _UNITS),
         imports=(*found.imports, ("torch.distributed.tensor", "DTensor")),
         methods=_METHODS,
     )
@@ -59,7 +64,7 @@ def experts_script(layer: Experts, in_features: int) -> LayerScript:
             *(f"{owner}.region = Region()" for owner in ("self", "self.experts", *["self.shared"] * layer.shared)),
         ),
         compute=tuple(_lines(layer, in_region=True)),
-        functions=(_chosen(), _gated(layer, in_region=True)),
+        functions=(_chosen(), *_functions(layer, in_region=True)),
     )
     return replace(found, for_expert_parallel=for_expert_parallel, for_tensor_parallel=for_tensor_parallel)
 
@@ -90,6 +95,40 @@ def _parameters(owner: str, layer: Experts, in_features: int, stacked: tuple[int
 
 def _chosen() -> tuple[str, ...]:
     return tuple(line.format(experts=_EXPERTS) for line in _CHOSEN)
+
+
+def _functions(layer: Experts, *, has_parts: bool = False, in_region: bool = False) -> Iterator[tuple[str, ...]]:
+    """Yield the functions that compute experts. With `has_parts`, DTensor parameters are made local."""
+    if layer.shared or not layer.grouped:
+        yield _gated(layer, has_parts=has_parts, in_region=in_region)
+    if layer.grouped:
+        yield _grouped(layer, has_parts=has_parts, in_region=in_region)
+
+
+def _grouped(layer: Experts, *, has_parts: bool, in_region: bool) -> tuple[str, ...]:
+    """Return a function for all experts on rows sorted by expert."""
+    function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
+    names = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias") if layer.bias else ("gate", "up", "down")
+    own = f"({', '.join(f'owner.{name}' for name in names)})"
+    if has_parts:
+        own = f"(each.to_local() if isinstance(each, DTensor) else each for each in {own})"
+    products = {}
+    for name in ("gate", "up", "down"):
+        rows = "gated" if name == "down" else "rows"
+        bias = f"{name}_bias"
+        if name == "down" and in_region:
+            bias = f"owner.region.bias_on_first_rank({bias})"
+        added = f" + {bias}.repeat_interleave(counts, 0)" if layer.bias else ""
+        products[name] = f"functional.grouped_mm({rows}, {name}.transpose(-2, -1), offs=ends){added}"
+    return (
+        "def grouped(owner, rows, counts):",
+        '    """Gated MLPs of all experts on rows sorted by expert; `counts` has the rows per expert."""',
+        f"    {', '.join(names)} = {own}",
+        "    ends = counts.cumsum(0, dtype=torch.int32)",
+        f"    gate = {products['gate']}",
+        f"    gated = {f'{function}(gate)' if function else 'gate'} * ({products['up']})",
+        f"    return {products['down']}",
+    )
 
 
 def _gated(layer: Experts, *, has_parts: bool = False, in_region: bool = False) -> tuple[str, ...]:
@@ -127,7 +166,9 @@ def _lines(layer: Experts, *, with_shardable_layer: bool = False, in_region: boo
     lines += ["weights = weights / weights.sum(-1, keepdim=True)"] * layer.normalised
     lines += ["normed, weights = self.region.copy_to_ranks(normed, weights)"] * in_region
     if with_shardable_layer:
-        lines += _by_units(layer)
+        lines += _by_units(layer, "(self.by_units or self.compute_units)(")
+    elif layer.grouped:
+        lines += _by_units(layer, "grouped(self.experts, ")
     else:
         lines += _dispatched(layer) if layer.dispatched else _routed(layer)
     lines += ["values = values + gated(self.shared, normed)"] * layer.shared
@@ -168,12 +209,12 @@ def _dispatched(layer: Experts) -> list[str]:
     ]
 
 
-def _by_units(layer: Experts) -> list[str]:
+def _by_units(layer: Experts, call: str) -> list[str]:
     return [
         "flat, chosen, weights = (each.flatten(0, -2) for each in (normed, chosen, weights))",
         "experts, places = chosen.T.nonzero(as_tuple=True)",
         "weight, rows = weights[places, experts, None], flat[places]",
-        f"made = (self.by_units or self.compute_units)({'rows * weight' if layer.weighs_input else 'rows'}, chosen.sum(0))",
+        f"made = {call}{'rows * weight' if layer.weighs_input else 'rows'}, chosen.sum(0))",
         f"values = torch.zeros_like(flat).index_add(0, places, {'made' if layer.weighs_input else 'made * weight'})",
         "values = values.view(normed.shape)",
     ]
