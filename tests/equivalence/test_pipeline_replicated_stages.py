@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from equivcheck import Outcome, Scenario, check
+from equivcheck.layouts.composition.expected_calls import predict_calls
 from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
 from equivcheck.scenario import (
     DDP,
@@ -26,6 +27,7 @@ from equivcheck.scenario import (
     ZeroGrad,
 )
 from equivcheck.system.torch_version import is_torch_in
+from equivcheck.worlds.trace.stage import Stage
 from support.clipped import clipped_scenario
 from support.exported import run_script
 from support.staged import DECODER, PIPELINES
@@ -73,9 +75,41 @@ def test_replicated_stages_equal_one_device(name: str, stages: str) -> None:
     """Each stage averages its gradients once in each microbatch. Stages on two ranks may share the embedding."""
     scenario = a_scenario(PIPELINES[name], STAGES[stages], model=UNTIED if name in V_SHAPED else TRAINED)
     require_supported(scenario)
-    verdict = check(scenario)
-    verdict.assert_equivalent()
-    assert "all-reduces over replicas" in verdict.unmodelled
+    check(scenario).assert_equivalent()
+
+
+@pytest.mark.parametrize("name", [name for name in PIPELINES if name not in V_SHAPED])
+@pytest.mark.parametrize("stages", STAGES)
+def test_calls_of_replicated_stages_are_predicted(name: str, stages: str) -> None:
+    """If no weight has copies in two stages, calls follow from the scenario: each stage has buckets of its own."""
+    scenario = a_scenario(PIPELINES[name], STAGES[stages], model=replace(UNTIED, offset=True))
+    require_supported(scenario)
+    require_reductions_predicted(scenario)
+
+
+@pytest.mark.parametrize("around", [DDP(), DDP(no_sync=True), Replicate(no_sync=True)], ids=["ddp", "no_sync", "hooks"])
+def test_each_size_infers_shapes_by_a_forward_of_its_own(around: Parallelism) -> None:
+    """The forward that infers shapes broadcasts buffers, so the next one in the same step does, too."""
+    model = Model(features=2, layers=(Layer(width=2), Layer(width=2)), offset=True)
+    scenario = a_scenario(Pipeline(), around, model=model, static_shapes=False, microbatches=(2, 4, 2))
+    require_supported(scenario)
+    require_reductions_predicted(scenario)
+
+
+def test_each_stage_has_a_bucket_of_its_own() -> None:
+    """Two stages on a rank, each with six gradients, all-reduce after each of two microbatches, in both steps."""
+    model = Model(features=2, layers=(Layer(width=2),) * 4)
+    scenario = a_scenario(ONE_CHUNK, DDP(no_sync=True), model=model, microbatches=(4, 4))
+    require_supported(scenario)
+    totals = predict_calls(scenario.training, scenario.layout, rank=1).totals
+    assert [totals[step, Stage.COMPUTE, "all_reduce.sum", "dp"] for step in range(2)] == [(4, 4 * 6 * 8)] * 2
+    require_reductions_predicted(scenario)
+
+
+def require_reductions_predicted(scenario: Scenario) -> None:
+    """Require that a check compares the stages' reductions with predictions, and finds no difference."""
+    assert not predict_calls(scenario.training, scenario.layout).reason
+    check(scenario).assert_equivalent()
 
 
 @pytest.mark.parametrize(
@@ -170,6 +204,15 @@ def test_the_only_stage_may_have_a_static_graph_and_infer_shapes() -> None:
     """Of several chunks, too: the pass that infers shapes runs through DDP before the first one."""
     scenario = a_scenario(Pipeline(num_chunks=2), DDP(static_graph=True), {"dp": 2, "pp": 1}, static_shapes=False, model=UNTIED)
     check(scenario).assert_equivalent()
+
+
+@pytest.mark.torch(">=2.12", "earlier versions have no DualPipeV over gloo")
+def test_unused_parameters_of_dual_pipes_are_refused() -> None:
+    """DDP raises in the second microbatch if DualPipeV ran the first one."""
+    dual = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4)
+    scenario = a_scenario(dual, DDP(find_unused_parameters=True), model=UNTIED)
+    assert "find_unused_parameters of pipeline stages" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert repair_layout(scenario.layout).parallelisms[1] == DDP()
 
 
 @pytest.mark.parametrize("stages", [name for name, stages in STAGES.items() if isinstance(stages, DDP)])

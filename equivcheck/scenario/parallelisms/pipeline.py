@@ -46,7 +46,7 @@ class Pipeline(Parallelism):
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((PP,),)
     schedule: PipelineSchedule = PipelineSchedule.GPIPE
     """Pipeline schedule."""
-    num_chunks: int = option(default=1, calls=False)
+    num_chunks: int = 1
     """Number of equal chunks that each microbatch's rows are split into (torch's ``n_microbatches``), 1 to 16."""
     stages_per_rank: int = 1
     """Stages on each rank: 1 for single-stage schedules, 2 for V schedules, else 1 to 8."""
@@ -55,7 +55,7 @@ class Pipeline(Parallelism):
     scale_grads: bool = option(default=False, calls=False)
     """Whether torch divides gradients by the number of chunks after each `step()` call; otherwise the loss is divided before
     backward."""
-    static_shapes: bool = option(default=False, calls=False)
+    static_shapes: bool = False
     """Whether activation shapes are passed to the stages; otherwise torch infers them in an extra pass."""
 
     def __post_init__(self) -> None:

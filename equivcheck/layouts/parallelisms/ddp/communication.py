@@ -19,7 +19,10 @@ from equivcheck.layouts.parallelisms.ddp.buckets import (
     trained_parameters,
     unused_parameters,
 )
+from equivcheck.layouts.parallelisms.pipeline.communication import stage_views
+from equivcheck.layouts.parallelisms.pipeline.stages import INFERS_BACKWARD, has_ddp_stages
 from equivcheck.scenario import DDP, Compression, Pipeline, TensorParallel
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.stage import Stage
@@ -38,33 +41,63 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
 
     Set `has_buffers` to False for `replicate`. It broadcasts no buffers because it wraps only parameters.
     """
-    ledger, training = Ledger(), view.training
-    bucketing = bucketing_of(view, ddp)
-    expected = reductions(bucketing)
-    num_reduced, synchronised = 0, True
-    rebuilt_after = reductions_before_rebuild(ddp)
-    reduced_bytes = view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
-    buffers = _buffer_bytes(view) if has_buffers else []
-    for step in range(training.steps):
-        last = len(training.microbatches_at(step)) - 1
-        for number in range(last + 1):
-            if num_reduced == rebuilt_after:
-                # Rebuilding buckets broadcasts parameter indices with their number, then bucket sizes.
-                num_indices = len(bucketing.num_bytes) + 1
-                ledger.note(step, "broadcast", axes, INT32_BYTES * num_indices)
-                ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
-                rebuilt_after = -1
-            for num_bytes in buffers if synchronised else ():
-                ledger.note(step, "broadcast", axes, num_bytes)
-            synchronised = number == last or not ddp.no_sync
-            if synchronised:
-                reduced = next(expected)
-                num_reduced += 1
-                num_bytes = sum(reduced.buckets) // view.item_bytes * reduced_bytes
-                ledger.note(step, "all_reduce.sum", axes, num_bytes, len(reduced.buckets))
-                if reduced.used_map:
-                    ledger.note(step, "all_reduce.sum", axes, reduced.used_map)
+    ledger = Ledger()
+    for stage in stage_views(view):
+        wrapper = Wrapper(stage.view, ddp, axes, ledger, has_buffers=has_buffers and stage.is_last)
+        sizes: set[int] = set()
+        for step in range(view.training.steps):
+            rows = view.training.microbatches_at(step)
+            for number, size in enumerate(rows):
+                synchronised = number == len(rows) - 1 or not ddp.no_sync
+                wrapper.run(step, synchronised=synchronised, is_first=size not in sizes)
+                sizes.add(size)
     return ledger.totals
+
+
+class Wrapper:
+    """Predicts the collective calls of one `DistributedDataParallel`, in torch's order."""
+
+    def __init__(self, view: RankView, ddp: DDP, axes: str, ledger: Ledger, *, has_buffers: bool) -> None:
+        self.view, self.ddp, self.axes, self.ledger = view, ddp, axes, ledger
+        self.bucketing = bucketing_of(view, ddp)
+        self.reductions = reductions(self.bucketing)
+        self.buffers = _buffer_bytes(view) if has_buffers else []
+        self.num_reduced, self.broadcasts_buffers = 0, True
+        self.rebuilt_after = reductions_before_rebuild(ddp)
+
+    def run(self, step: int, *, synchronised: bool, is_first: bool) -> None:
+        """Count the calls for one microbatch. `is_first` marks the first one with its number of rows.
+
+        A schedule of a pipeline infers shapes before it. If the schedule recognises the wrapper, it runs chunks in `no_sync()`,
+        and reduces in the last backward of each microbatch.
+        """
+        in_schedule = has_ddp_stages(self.view.layout)
+        if is_first and any(not pipeline.static_shapes for pipeline in self.view.layout.of(Pipeline)):
+            # Earlier versions infer shapes in `torch.no_grad()`, after which the next forward broadcasts nothing.
+            self._forward(step, synchronised=synchronised and is_torch_in(INFERS_BACKWARD))
+        self._forward(step, synchronised=synchronised and not in_schedule)
+        if synchronised or in_schedule:
+            self._reduce(step)
+
+    def _forward(self, step: int, *, synchronised: bool) -> None:
+        if self.num_reduced == self.rebuilt_after:
+            # Rebuilding buckets broadcasts parameter indices with their number, then bucket sizes.
+            num_indices = len(self.bucketing.num_bytes) + 1
+            self.ledger.note(step, "broadcast", self.axes, INT32_BYTES * num_indices)
+            self.ledger.note(step, "broadcast", self.axes, INT32_BYTES * len(rebuilt_buckets(self.bucketing)))
+            self.rebuilt_after = -1
+        for num_bytes in self.buffers if self.broadcasts_buffers else ():
+            self.ledger.note(step, "broadcast", self.axes, num_bytes)
+        self.broadcasts_buffers = synchronised
+
+    def _reduce(self, step: int) -> None:
+        reduced, item_bytes = next(self.reductions), self.view.item_bytes
+        self.num_reduced += 1
+        reduced_bytes = item_bytes if self.ddp.compression is Compression.NONE else COMPRESSED_BYTES
+        num_bytes = sum(reduced.buckets) // item_bytes * reduced_bytes
+        self.ledger.note(step, "all_reduce.sum", self.axes, num_bytes, len(reduced.buckets))
+        if reduced.used_map:
+            self.ledger.note(step, "all_reduce.sum", self.axes, reduced.used_map)
 
 
 def _buffer_bytes(view: RankView) -> list[int]:
@@ -87,12 +120,11 @@ def reductions_before_rebuild(ddp: DDP) -> int:
 
 def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
     """Return a rank's gradient sizes and options, to predict DDP's buckets from them."""
-    model = view.training.model
-    names = trained_parameters(model)
+    names = tuple(held.parameter.full_name for held in view.held if held.trained)
     sizes = {held.parameter.full_name: held.numel * view.item_bytes for held in view.held}
     return Bucketing(
         num_bytes=tuple(sizes[name] for name in names),
-        ready=tuple(map(names.index, _ready(view, ddp))),
+        ready=tuple(names.index(name) for name in _ready(view, ddp) if name in names),
         cap_mb=ddp.bucket_cap_mb,
         find_unused_parameters=ddp.find_unused_parameters,
         static_graph=ddp.static_graph,
@@ -122,8 +154,7 @@ def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
 
 
 def _all_calls(view: RankView, ddp: DDP) -> Totals:
-    # Pipeline stages are wrapped by themselves, and the schedule decides when they reduce.
-    totals = {} if view.layout.has(Pipeline) else ddp_totals(view, ddp, view.axes(*view.layout.axes_of(ddp)))
+    totals = ddp_totals(view, ddp, view.axes(*view.layout.axes_of(ddp)))
     return totals | (update_totals(view, ddp) if ddp.zero_redundancy else {})
 
 

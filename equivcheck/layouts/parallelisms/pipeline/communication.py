@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 from equivcheck.layouts.base.expected_calls.communication import Totals, axes_of
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unpredicted
@@ -10,12 +11,16 @@ from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankV
 from equivcheck.layouts.base.expected_calls.shared import one_norm
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
+    has_ddp_stages,
+    has_replicate_ddp_stages,
     layers_of_stages,
+    num_stages,
     rank_of_stages,
+    splits_backward,
     stages_of_rank,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import DDP, Layout, ParameterOwner, Pipeline, Replicate, StagePosition, Training
+from equivcheck.scenario import Layout, ParameterOwner, Pipeline, StagePosition, Training
 from equivcheck.scenario.mesh import PP, REPLICATE
 from equivcheck.system.torch_version import is_torch_in
 
@@ -58,16 +63,47 @@ def _copied(view: RankView, pipeline: Pipeline) -> tuple[SharedWeight, ...]:
 
 def _held(view: RankView, pipeline: Pipeline) -> tuple[Held, ...]:
     """Return the parameters in the rank's stages, and copies of other ranks' weights."""
-    ranks, model = view.layout.mesh.size(PP), view.training.model
-    spans, stages = layers_of_stages(pipeline, ranks, len(model.layers)), stages_of_rank(pipeline, view.index(PP), ranks)
-    layers = {index for stage in stages for index in spans[stage]}
-    owners = {ParameterOwner.SOURCE: 0, ParameterOwner.HEAD: len(spans) - 1, ParameterOwner.MODEL: len(spans) - 1}
+    stages = _stages(view, pipeline)
     copied = {weight.name for weight in _copied(view, pipeline)}
     return tuple(
         held
         for held in view.held
-        if held.parameter.full_name in copied or held.layer in layers or owners.get(held.parameter.owner) in stages
+        if held.parameter.full_name in copied or any(_is_in_stage(view, pipeline, held, stage) for stage in stages)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    """One module that data parallelism wraps: a pipeline stage, or the whole model if there is no pipeline."""
+
+    view: RankView
+    """The rank with this module's parameters only."""
+    is_last: bool = True
+    """Whether the module computes the model's outputs."""
+
+
+def stage_views(view: RankView) -> tuple[StageView, ...]:
+    """Return the modules that data parallelism wraps on a rank."""
+    last = num_stages(view.layout) - 1 if view.layout.has(Pipeline) else None
+    return tuple(
+        StageView(
+            view=replace(view, held=tuple(held for held in view.held if _is_in_stage(view, pipeline, held, stage))),
+            is_last=stage == last,
+        )
+        for pipeline in view.layout.of(Pipeline)
+        for stage in _stages(view, pipeline)
+    ) or (StageView(view=view),)
+
+
+def _stages(view: RankView, pipeline: Pipeline) -> tuple[int, ...]:
+    return stages_of_rank(pipeline, view.index(PP), view.layout.mesh.size(PP))
+
+
+def _is_in_stage(view: RankView, pipeline: Pipeline, held: Held, stage: int) -> bool:
+    """Whether a stage has a parameter of its own layers, of the embedding (first stage), or of the head or model (last stage)."""
+    spans = layers_of_stages(pipeline, view.layout.mesh.size(PP), len(view.training.model.layers))
+    owners = {ParameterOwner.SOURCE: 0, ParameterOwner.HEAD: len(spans) - 1, ParameterOwner.MODEL: len(spans) - 1}
+    return held.layer in spans[stage] or owners.get(held.parameter.owner) == stage
 
 
 def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
@@ -98,7 +134,15 @@ def _reduces_stages(layout: Layout) -> bool:
 def _all_reduces_stages(training: Training, layout: Layout) -> bool:
     """Whether stages reduce their own gradients, and have replicas or copies of a weight."""
     copies = (weights_of_several_ranks(training.model, pipeline, layout.mesh.size(PP)) for pipeline in layout.of(Pipeline))
-    return layout.has(DDP, Replicate) or (_reduces_stages(layout) and (REPLICATE in layout.mesh.names or any(copies)))
+    return _reduces_stages(layout) and (REPLICATE in layout.mesh.names or any(copies))
+
+
+def _reduces_chunks(layout: Layout) -> bool:
+    """Whether DDP's hooks on stages reduce another chunk's gradients than the last one's, or not all gradients."""
+    if has_replicate_ddp_stages(layout):
+        return layout.num_chunks > 1 or splits_backward(layout)
+    infers = any(not pipeline.static_shapes for pipeline in layout.of(Pipeline))
+    return has_ddp_stages(layout) and (splits_backward(layout) or (infers and layout.num_chunks > 1))
 
 
 PIPELINE_COMMUNICATION = CommunicationModel(
@@ -128,6 +172,11 @@ PIPELINE_COMMUNICATION = CommunicationModel(
             reason="pipeline: all-reduces over replicas or copies of stages that reduce their own gradients are not predicted: "
             "they depend on the schedule and on the shards",
             applies=_all_reduces_stages,
+        ),
+        Unpredicted(
+            reason="pipeline: calls of DDP's hooks are not predicted under schedules that split the backward, or that infer "
+            "shapes of several chunks: the hooks then reduce after other backward passes than the last one",
+            applies=lambda _training, layout: _reduces_chunks(layout),
         ),
     ),
 )

@@ -7,12 +7,11 @@ from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWI
 from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.parallelisms.ddp.communication import ddp_totals
 from equivcheck.layouts.parallelisms.fsdp2.communication import reduce_op, units_of
+from equivcheck.layouts.parallelisms.pipeline.communication import stage_views
 from equivcheck.scenario import DDP, Layout, Pipeline, Replicate, Replicator, Training
 
 
 def _all_calls(view: RankView, replicate: Replicate) -> Totals:
-    if view.layout.has(Pipeline):
-        return {}  # the schedule decides when stages reduce
     if replicate.implementation is Replicator.DDP:
         ddp = DDP(bucket_cap_mb=replicate.bucket_cap_mb, no_sync=replicate.no_sync, compression=replicate.compression)
         return ddp_totals(view, ddp, view.axes(*view.layout.axes_of(replicate)), has_buffers=False)
@@ -21,10 +20,13 @@ def _all_calls(view: RankView, replicate: Replicate) -> Totals:
 
 def _fsdp_totals(view: RankView, replicate: Replicate) -> Totals:
     """Count the calls in all steps. Only gradients are reduced, unit by unit."""
-    ledger, units = Ledger(), units_of(view, replicate.wrapping)
+    ledger = Ledger()
     axes, op = view.axes(*view.layout.axes_of(replicate)), f"all_reduce.{reduce_op(view)}"
+    units = [unit for stage in stage_views(view) for unit in units_of(stage.view, replicate.wrapping)]
     for step in range(view.training.steps):
-        times = 1 if replicate.no_sync else len(view.training.microbatches_at(step))
+        # A schedule reduces after each microbatch.
+        once = replicate.no_sync and not view.layout.has(Pipeline)
+        times = 1 if once else len(view.training.microbatches_at(step))
         for unit in units:
             num_elements = sum(held.numel for held in unit.held if view.has_gradient(held, step))
             if num_elements:
