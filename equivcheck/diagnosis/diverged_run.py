@@ -72,7 +72,7 @@ class DivergedRun(Evidence):
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether ranks have different rows, and one device can emulate each rank."""
+        """Whether ranks train on different rows, and one device can repeat what each rank computes."""
         return bool(self.data_axes) and self.can_be_emulated
 
     @property

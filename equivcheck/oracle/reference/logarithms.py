@@ -118,7 +118,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Compute the softmax weights again from the saved logarithms, then the gradients."""
+        """Compute the softmax weights again from the saved logarithm of each softmax sum, then the gradients."""
         (gradient,), (query, key, value, found, logarithm) = gradients, ctx.saved_tensors
         weights = (_scores(query, key, ctx.unseen) - logarithm).exp()
         inner = ctx.rounded((gradient * found).sum(-1, keepdim=True))

@@ -131,7 +131,7 @@ def load_cuts(file: Path) -> dict[str, Any]:
     """Read the tables ``mesh`` and ``cuts`` from a TOML file. Raises `UsageError` if one of them is not valid."""
     found = load_toml(file)
     if not {*found} <= {"mesh", "cuts"}:
-        raise UsageError(f"file {file} is not valid: it has {', '.join(found)}. Expected the tables mesh and cuts.")
+        raise UsageError(f"file {file} is not valid: it has {', '.join(found)}. Expected only the tables [mesh] and [cuts].")
     require_declared(found.get("cuts"), found.get("mesh"))
     return found
 

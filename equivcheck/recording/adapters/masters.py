@@ -99,8 +99,8 @@ def _copy_slot(copy: torch.Tensor, slot: Slot, values: Values) -> Slot:
     found = [start for start in starts if torch.equal(parameter[start : start + count], rounded)]
     if len(found) != 1 or len(slot.pieces) != 1 or slot.pieces[0].run is not None:
         raise UsageError(
-            f"the optimizer's copy of {slot.pieces[0].name!r} is not valid: its {count} elements occur at {len(found)} positions "
-            "in the parameter. Expected exactly one position."
+            f"the optimizer's copy of {slot.pieces[0].name!r} is not valid: its place in the parameter is found "
+            f"by comparing values, and {len(found)} places have the same {count} values. Expected exactly one place."
         )
     return Slot(parameter=copy, pieces=(replace(slot.pieces[0], run=(found[0], count)),))
 

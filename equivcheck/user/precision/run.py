@@ -104,10 +104,10 @@ class RoundedRun(SingleDeviceRun):
         return None
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
-        """Return the first compared point at which values depend on how rows are split, even without rounding.
+        """Return the first step and stage at which values depend on how rows are split, even without low precision.
 
-        At this point, runs that process the rows part by part and all at once agree in less than half of the digits. Returns None
-        if there is no such point.
+        There, a run on the ranks' parts of the rows and a run on all rows agree in less than half of the digits. Returns None if
+        this never happens.
         """
         exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 

@@ -274,7 +274,7 @@ def has_ties(model: Model) -> bool:
 
 
 def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:
-    """Return when trained auxiliary linears run, as a set of `AuxiliaryLinear` members."""
+    """Return the steps at which layers run their auxiliary linears, for auxiliary linears that are trained."""
     return {layer.auxiliary for layer in model.layers if layer.auxiliary is not None and not layer.frozen}
 
 

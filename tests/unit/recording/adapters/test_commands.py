@@ -38,7 +38,7 @@ def test_files_reach_the_recording(tmp_path: Path) -> None:
     ("option", "text", "error"),
     [
         ("--cuts", "[mesh\n", "Expected a TOML file"),
-        ("--cuts", "steps = 3\n", "Expected the tables mesh and cuts"),
+        ("--cuts", "steps = 3\n", "Expected only the tables [mesh] and [cuts]"),
         ("--cuts", '[cuts]\nw = [[0, "tp"]]\n', "cuts without mesh is not valid"),
         ("--names", "", "Expected a TOML file"),
         ("--names", '"a" = 3\n', "names['a']: 3 is not valid"),
