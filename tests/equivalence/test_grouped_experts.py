@@ -22,13 +22,16 @@ from equivcheck.scenario import (
     Axis,
     CrossEntropy,
     Data,
+    ElementType,
     ExpertParallel,
     Experts,
     Head,
     LayerPlan,
     Layout,
     LocalTensorParallel,
+    LowPrecision,
     Mesh,
+    MixedPrecision,
     Model,
     Norm,
     Parallelism,
@@ -49,6 +52,7 @@ needs_grouped_mm = pytest.mark.skipif(is_torch_in("<2.10"), reason="torch has no
 GROUPED = Experts(hidden=8, num_experts=5, norm=Norm.RMS, bias=True, dispatched=True, grouped=True)
 """Five experts and few tokens, so that some experts get no row."""
 WEIGHS_INPUT = replace(GROUPED, top_k=2, weighs_input=True, shared=True, bias=False)
+BFLOAT16, FLOAT64 = (MixedPrecision(param=kind) for kind in (ElementType.BFLOAT16, ElementType.FLOAT64))
 PLAN = (LayerPlan(split=Split.HEADS_OR_HIDDEN),) * 2
 
 
@@ -118,6 +122,27 @@ def test_groups_without_rows_change_nothing(counts: tuple[int, ...]) -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+ALL_CHOSEN = Experts(hidden=8, top_k=2, dispatched=True, grouped=True)
+"""Experts between which no position chooses, so that rounded scores cannot change the choice."""
+
+
+@needs_grouped_mm
+@pytest.mark.parametrize("layer", [ALL_CHOSEN, replace(ALL_CHOSEN, bias=True, weighs_input=True)], ids=["plain", "biased"])
+@pytest.mark.parametrize("fsdp", [FSDP1(mixed_precision=BFLOAT16), FSDP2(mixed_precision=BFLOAT16)], ids=["fsdp1", "fsdp2"])
+@pytest.mark.parametrize("precision", Precision)
+def test_products_in_bfloat16_equal_those_of_one_device(fsdp: Parallelism, layer: Experts, precision: Precision) -> None:
+    """One device rounds to bfloat16 at the same places, so the tolerance is that of any layer in bfloat16."""
+    found = scenario(fsdp, "dp", 2, layer, features=8)
+    check(replace(found, training=replace(found.training, precision=precision))).assert_equivalent()
+
+
+def test_experts_that_are_chosen_do_not_round() -> None:
+    """If one of two experts is chosen, or the choices count, rounded scores may change the result."""
+    for layer in (ALL_CHOSEN, replace(ALL_CHOSEN, top_k=1), replace(ALL_CHOSEN, balance=0.1), replace(ALL_CHOSEN, num_experts=3)):
+        refused = why_unsupported(scenario(FSDP2(mixed_precision=BFLOAT16), "dp", 2, replace(layer, grouped=False), features=8))
+        assert refused is None if layer == ALL_CHOSEN else "rounds to other element types" in (refused or "")
+
+
 @needs_grouped_mm
 @pytest.mark.parametrize(
     ("changed", "reason", "kept"),
@@ -128,11 +153,23 @@ def test_groups_without_rows_change_nothing(counts: tuple[int, ...]) -> None:
             True,
         ),
         (scenario(DDP(), "dp", 2, features=6), "multiple of 16 bytes", False),
+        (scenario(FSDP2(mixed_precision=BFLOAT16), "dp", 2, ALL_CHOSEN), "multiple of 16 bytes", False),
+        (scenario(FSDP2(mixed_precision=FLOAT64), "dp", 2, ALL_CHOSEN), "float64 is not supported", False),
+        (scenario(DDP(autocast=LowPrecision.BFLOAT16), "dp", 2, ALL_CHOSEN), "torch.autocast", False),
         (scenario(DDP(), "dp", 2, replace(GROUPED, hidden=6)), "multiple of 16 bytes", False),
         (scenario(LocalTensorParallel(plan=PLAN), "tp", 2, replace(GROUPED, hidden=4)), "multiple of 16 bytes", False),
         (scenario(LocalTensorParallel(plan=PLAN), "tp", 4), "multiple of 16 bytes", False),
     ],
-    ids=["float64", "features", "hidden", "hidden of a rank", "no hidden features"],
+    ids=[
+        "float64",
+        "features",
+        "bfloat16",
+        "computes in float64",
+        "autocast",
+        "hidden",
+        "hidden of a rank",
+        "no hidden features",
+    ],
 )
 def test_what_torch_refuses_has_limits(changed: Scenario, reason: str, kept: bool) -> None:
     """The reason says what does not fit, and the repair is the nearest training that runs."""

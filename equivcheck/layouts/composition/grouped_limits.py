@@ -9,7 +9,19 @@ from equivcheck.layouts.base.limits.limit import Limit
 from equivcheck.layouts.base.limits.repairs import all_multiples, each_layer
 from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.base.rounding import ITEM_BYTES
-from equivcheck.scenario import DDP, FSDP1, AnyLayer, Experts, Layout, PlannedParallelism, Precision, Split, Training
+from equivcheck.layouts.composition.registry import rounding_of
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    AnyLayer,
+    ElementType,
+    Experts,
+    Layout,
+    PlannedParallelism,
+    Precision,
+    Split,
+    Training,
+)
 from equivcheck.scenario.mesh import TP
 
 STRIDE_BYTES = 16
@@ -24,6 +36,16 @@ def _any_grouped(training: Training, _layout: Layout) -> bool:
     return any(map(_groups, training.model.layers))
 
 
+def _computed_in(training: Training, layout: Layout) -> ElementType:
+    rounding = rounding_of(layout, training.precision)
+    return (rounding and rounding.compute) or ElementType(training.precision.value)
+
+
+def _in_float32(training: Training, layout: Layout) -> Training:
+    narrow = replace(training, precision=Precision.FLOAT32)
+    return _without_groups(training, layout) if _computed_in(narrow, layout) is ElementType.FLOAT64 else narrow
+
+
 def _where_grouped(applies: Callable[[Training, Layout], bool]) -> Callable[[Training, Layout], bool]:
     return lambda training, layout: _any_grouped(training, layout) and applies(training, layout)
 
@@ -34,7 +56,7 @@ def _without_groups(training: Training, _layout: Layout) -> Training:
 
 def _is_misaligned(training: Training, layout: Layout, index: int) -> bool:
     """Whether some rank has a number of features in the layer, or of hidden features, that `grouped_mm` refuses."""
-    layer, multiple = training.model.layers[index], STRIDE_BYTES // ITEM_BYTES[training.precision.value]
+    layer, multiple = training.model.layers[index], STRIDE_BYTES // ITEM_BYTES[_computed_in(training, layout).value]
     if not isinstance(layer, Experts) or not layer.grouped:
         return False
     entries = (entry for each in layout.of(PlannedParallelism) for entry in each.plan[index : index + 1])
@@ -71,8 +93,14 @@ GROUPED_LIMITS = (
     ),
     Limit(
         reason="torch.nn.functional.grouped_mm: float64 is not supported: torch accepts float32, bfloat16 and float16 only",
-        applies=_where_grouped(lambda training, _layout: training.precision is Precision.FLOAT64),
-        repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
+        applies=_where_grouped(lambda training, layout: _computed_in(training, layout) is ElementType.FLOAT64),
+        repair=_in_float32,
+    ),
+    Limit(
+        reason="torch.nn.functional.grouped_mm: torch.autocast is not supported: it does not cast the operands, and torch "
+        "refuses operands with different dtypes",
+        applies=_where_grouped(lambda _training, layout: any(ddp.autocast for ddp in layout.of(DDP))),
+        repair=_without_groups,
     ),
 )
-"""Limits in the order in which they are checked. The last repair keeps `grouped_mm`, so it comes after the others."""
+"""Limits in the order in which they are checked."""

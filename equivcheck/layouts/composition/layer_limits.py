@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.limit import Limit
-from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, without_router_bias, without_routing
+from equivcheck.layouts.base.limits.repairs import each_layer, with_model, without_router_bias
 from equivcheck.layouts.base.partition import chunk_sizes, is_last_shard_empty
 from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.scenario import (
@@ -13,6 +13,7 @@ from equivcheck.scenario import (
     Attention,
     AttentionExchange,
     ContextParallel,
+    Experts,
     Layout,
     PlannedParallelism,
     Split,
@@ -29,6 +30,10 @@ def _with_known_shapes(_index: int, layer: AnyLayer) -> AnyLayer:
 def _has_shapes_of_values(training: Training, layout: Layout) -> bool:
     makes_graphs = layout.execution.is_compiled or layout.execution.whole_step
     return makes_graphs and any(_with_known_shapes(0, layer) != layer for layer in training.model.layers)
+
+
+def _without_choices(_index: int, layer: AnyLayer) -> AnyLayer:
+    return layer if isinstance(layer, Experts) and layer.chooses_all else layer.without_routing()
 
 
 def _without_recomputed_routes(training: Training, layout: Layout) -> Training:
@@ -93,8 +98,10 @@ LAYER_LIMITS = (
     Limit(
         reason="experts with a router: a layout that rounds to other element types is not supported: rounded scores are often "
         "equal, so ranks may choose other experts than the single-device run",
-        applies=lambda training, layout: has_routing(training.model) and rounding_of(layout, training.precision) is not None,
-        repair=lambda training, _layout: without_routing(training),
+        applies=lambda training, layout: (
+            each_layer(training, _without_choices) != training and rounding_of(layout, training.precision) is not None
+        ),
+        repair=lambda training, _layout: each_layer(training, _without_choices),
     ),
     Limit(
         reason="compiled autograd: recomputing a layer of experts is not supported: each expert breaks the graph; compiling "

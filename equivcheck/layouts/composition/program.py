@@ -10,7 +10,7 @@ from equivcheck.layouts.base.execution.in_backward import update_in_backward
 from equivcheck.layouts.base.execution.whole_step import trace_steps
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Checkpointing, Execution, Scenario
-from equivcheck.training.layers.module import LayerModule
+from equivcheck.training.layers.module import LayerModule, use_rank_implementations
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.marks import mark
@@ -57,13 +57,6 @@ def rank_setup(scenario: Scenario) -> Setup:
     if layout.execution.optimizer_in_backward:
         update_in_backward(setup)
     return setup
-
-
-def use_rank_implementations(model: nn.Module) -> None:
-    """Let layers use the operations that only ranks use."""
-    for layer in model.modules():
-        if isinstance(layer, LayerModule):
-            layer.use_rank_implementation()
 
 
 def recompute_layers(model: nn.Module, execution: Execution) -> None:

@@ -21,6 +21,7 @@ from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averagin
 from equivcheck.scenario import Training
 from equivcheck.scenario.rounding import ElementType, LowPrecision
 from equivcheck.training.accumulate import backward, microbatch_loss, scalar_value
+from equivcheck.training.layers.module import use_rank_implementations
 from equivcheck.training.loop import single_device_setup
 from equivcheck.training.material import Batch, material
 from equivcheck.training.model import build_model, offset_of
@@ -64,6 +65,8 @@ class MixedPrecisionModel(nn.Module):
         drawn = material(training).parameters
         cast = {name: values.to(self.dtype) for name, values in drawn.items()}
         self.twin = build_model(training.model, cast, training.data.batch_dim)
+        # Other operations may round their results at other places.
+        use_rank_implementations(self.twin)
         if training.model.offset:
             # Buffers are not cast.
             self.twin.offset = offset_of(training.model, _dtype(ElementType(training.precision.value)))

@@ -97,6 +97,11 @@ class Experts(AnyLayer):
             raise invalid_field(self, "grouped", "False if dispatched is False")
 
     @property
+    def chooses_all(self) -> bool:
+        """Whether every position gets every expert, and nothing else depends on the router's choices."""
+        return self.top_k == self.num_experts and not self.balance and not self.router_bias_rate
+
+    @property
     def ends_in_linear(self) -> bool:
         """False, because the output is a weighted sum."""
         return False

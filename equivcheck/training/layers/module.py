@@ -139,6 +139,13 @@ class RoutedModule(LayerModule):
         raise NotImplementedError
 
 
+def use_rank_implementations(model: nn.Module) -> None:
+    """Let layers use the operations that only ranks use."""
+    for layer in model.modules():
+        if isinstance(layer, LayerModule):
+            layer.use_rank_implementation()
+
+
 def norm_of(norm: Norm | None, features: int) -> nn.Module | None:
     """Build a norm module, or return None if the layer has no norm."""
     if norm is None:
