@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from equivcheck import check
-from equivcheck.layouts.composition.limits import repair_training, why_unsupported
+from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import (
     DDP,
@@ -39,7 +39,6 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
-    Pipeline,
     Replicate,
     Resume,
     Scenario,
@@ -166,16 +165,6 @@ def test_the_bias_is_in_a_checkpoint() -> None:
     layout = LAYOUTS["replicas of shards"].layout
     resume = Resume(steps=2, layout=layout)
     check(replace(LAYOUTS["ddp"], resume=resume)).assert_equivalent()
-
-
-@pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")
-def test_stages_of_a_pipeline_have_no_bias() -> None:
-    """The limit says why, and its repair removes the bias."""
-    scenario = a_scenario(Pipeline(num_chunks=2), pp=2)
-    layers = tuple(layer.with_fields(balance=0.0) for layer in LAYERS)
-    training = replace(scenario.training, model=replace(scenario.training.model, layers=layers))
-    assert "router's bias" in (why_unsupported(replace(scenario, training=training)) or "")
-    assert not repair_training(training, scenario.layout).model.has_router_bias
 
 
 SCRIPTS = ("ddp", "replicas of shards", "over experts", "over positions", "spmd")

@@ -177,7 +177,10 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
             "router_bias_counted_along_last_axis",
         ),
         "router's bias in weights, or updated too often": ("router_bias_in_weights", "router_bias_updated_each_microbatch"),
-        "router's bias by counts of a part of the step": ("router_bias_counts_last_microbatch",),
+        "router's bias by counts of a part of the step": (
+            "router_bias_counts_last_microbatch",
+            "router_bias_counts_last_chunk",
+        ),
     },
     Family.CONTEXT_PARALLEL: {
         "positions counted in a part": ("rotary_positions_of_own_part", "learned_positions_of_own_part"),

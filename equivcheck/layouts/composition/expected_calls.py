@@ -74,12 +74,14 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
     if reason:
         return Prediction(totals={}, reason=reason)
     view = RankView(training=training, layout=layout, coordinate=coordinate, held=full_parameters(training))
-    found: Totals = count_reductions(view)
+    found: Totals = {}
     for parallelism in layout.parallelisms:
         communication = kind_of(parallelism).communication
         for key, (num_calls, num_bytes) in communication.calls(view, parallelism).items():
             add(found, key, num_calls, num_bytes)
         view = replace(view, held=communication.hold(view, parallelism))
+    for key, (num_calls, num_bytes) in count_reductions(view).items():
+        add(found, key, num_calls, num_bytes)
     left_out = tuple(each for each in _declared(training, layout) if each.ops is not None)
     open_bytes = (kind_of(parallelism).communication.open_bytes for parallelism in layout.parallelisms)
     return Prediction(totals=found, left_out=left_out, open_bytes=frozenset[str]().union(*open_bytes))

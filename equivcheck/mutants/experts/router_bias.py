@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from torch import nn
 
 from equivcheck.layouts.base.data_rows import sum_counts
+from equivcheck.layouts.parallelisms.pipeline.schedules import pipe_of
 from equivcheck.mutants.experts.balance import COUNTED, is_counted, is_counted_elsewhere, last_axis
-from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, experts_of, has_experts
+from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, has_experts
 from equivcheck.mutants.experts.weights import Routed, reroute, scores_of
 from equivcheck.mutants.mutant import ONE_RANK, TWO_STEPS, Minimum, fault
-from equivcheck.mutants.needs import all_of, has_microbatches, has_next_step
+from equivcheck.mutants.needs import all_of, has_microbatches, has_next_step, layouts_with
 from equivcheck.mutants.rank import mesh_of
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Experts
+from equivcheck.scenario import Experts, Pipeline, Scenario
 from equivcheck.training.layers.experts.module import Router
 from equivcheck.training.setup import Setup
-from equivcheck.training.update.router_bias import update_router_biases
+from equivcheck.training.update.router_bias import biased_routers, update_router_biases
 
 CAUSES = (Cause.ROUTER_BIAS,)
 
@@ -87,12 +89,33 @@ def router_bias_updated_each_microbatch(setup: Setup) -> None:
     minimum=ONE_RANK,
 )
 def router_bias_counts_last_microbatch(setup: Setup) -> None:
-    """Bug: the router's bias is updated by the expert counts of the last microbatch, not of the step."""
+    """Bug: the router's bias is updated by expert counts from the last microbatch only."""
     inner = setup.accumulation
 
     def forget_counts(last: bool) -> AbstractContextManager[object]:
-        for module in experts_of(setup, _has_bias):
-            module.router.counts_of_step = None
+        _forget_counts(setup.model)
         return inner(last)
 
     setup.accumulation = forget_counts
+
+
+def _has_chunks(scenario: Scenario) -> bool:
+    return scenario.layout.num_chunks > 1
+
+
+@fault(
+    layouts=layouts_with(Pipeline.tag),
+    applies=all_of(has_experts(_has_bias), _has_chunks),
+    causes=CAUSES,
+    minimum=ONE_RANK,
+)
+def router_bias_counts_last_chunk(setup: Setup) -> None:
+    """Bug: the router's bias is updated by expert counts from a pipeline's last chunk only."""
+    pipe = pipe_of(setup)
+    for stage in () if pipe is None else pipe.modules.values():
+        stage.register_forward_pre_hook(lambda called, _inputs: _forget_counts(called))
+
+
+def _forget_counts(model: nn.Module) -> None:
+    for router in biased_routers(model):
+        router.counts_of_step = None

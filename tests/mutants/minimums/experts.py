@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Norm,
+    Pipeline,
     Precision,
     Scenario,
     ScoreFunction,
@@ -54,6 +55,12 @@ def _in_groups() -> Scenario:
     """Sizes and a precision that `grouped_mm` accepts."""
     training = replace(_training(GROUPED, 4), precision=Precision.FLOAT32)
     return replace(_alone(GROUPED), training=replace(training, model=replace(training.model, features=4)))
+
+
+def _in_chunks(layer: AnyLayer, *rows: int) -> Scenario:
+    """One rank with one stage, which computes each microbatch in two chunks."""
+    layout = Layout(mesh=Mesh(axes=(Axis(name="pp", size=1),)), parallelisms=(Pipeline(num_chunks=2),))
+    return Scenario(training=_training(layer, *rows), layout=layout)
 
 
 def _with_steps(scenario: Scenario, steps: int) -> Scenario:
@@ -129,6 +136,7 @@ MINIMUMS: dict[str, Scenario] = {
     "router_bias_in_weights": _with_steps(_alone(BIAS), 2),
     "router_bias_updated_each_microbatch": _alone(BIAS, 4, 4),
     "router_bias_counts_last_microbatch": _alone(BIAS, 5, 2),
+    "router_bias_counts_last_chunk": _in_chunks(BIAS, 8),
     "expert_units_without_divide_factor": _units_of_shards(PLAIN),
     "expert_units_divided_explicitly_too": _units_of_shards(PLAIN),
 }

@@ -21,7 +21,7 @@ from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, Experts
-from equivcheck.training.layers.experts.module import ExpertsModule
+from equivcheck.training.layers.experts.module import ExpertsModule, Router
 from equivcheck.training.setup import Setup
 from equivcheck.training.update.router_bias import biased_routers, update_router_biases
 
@@ -43,6 +43,9 @@ def wrong_router_biases(diverged: DivergedRun) -> Iterator[Mistake]:
         yield _between_microbatches(words, _updating_each_microbatch)
         words = "routers' biases are updated by the expert counts of the last microbatch, not of the step"
         yield _between_microbatches(words, _forgetting_counts)
+    if (chunks := diverged.layout.num_chunks) > 1:
+        words = "routers' biases are updated by the expert counts of the last chunk, not of the step"
+        yield on_emulated_ranks(Cause.ROUTER_BIAS, words, partial(_counting_last_chunk, num_chunks=chunks))
     if diverged.has_own_rows:
         yield from _own_counts(diverged)
 
@@ -74,6 +77,18 @@ def _updating_each_microbatch(setup: Setup) -> None:
 def _forgetting_counts(setup: Setup) -> None:
     for router in biased_routers(setup.model):
         router.counts_of_step = None
+
+
+def _counting_last_chunk(ranks: ScenarioRanks, *, num_chunks: int) -> None:
+    """Let each rank count its last chunk of rows in the last microbatch only."""
+
+    def count_last(router: Router, _inputs: object, routed: Routed) -> None:
+        chosen, router.counts_of_step = routed[0], None
+        router.counts = chosen.chunk(num_chunks)[-1].to(torch.float32).flatten(0, -2).sum(0)
+
+    for model in ranks.models:
+        for router in biased_routers(model):
+            router.register_forward_hook(count_last)
 
 
 def _between_microbatches(sentence: str, change: Change) -> Mistake:

@@ -13,6 +13,7 @@ from equivcheck.layouts.base.rounding import ITEM_BYTES
 from equivcheck.scenario import ClipNorm, ElementType, ExpertParallel, NormType, PlannedParallelism, ZeroGrad
 from equivcheck.scenario.mesh import CP, DP, EP, REPLICATE, SHARD
 from equivcheck.system.torch_version import is_torch_in
+from equivcheck.training.layers.facts import Dispatch
 from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.stage import Stage
 
@@ -108,14 +109,21 @@ AXES = (DP, REPLICATE, SHARD, EP, CP)
 """Mesh axes whose ranks have different rows or positions."""
 
 
+def dispatches_of(view: RankView) -> list[Dispatch]:
+    """Return how the layers whose parameters are on the rank send rows to experts, without layers that send none."""
+    own = {held.layer for held in view.held}
+    layers = (layer for index, layer in enumerate(view.training.model.layers) if index in own)
+    found = (layer_kind(layer).dispatch(layer) for layer in layers)
+    return [dispatch for dispatch in found if dispatch is not None]
+
+
 def count_reductions(view: RankView) -> Totals:
     """Expected collective calls in all steps to sum layers' counts, such as tokens per expert.
 
     For a load-balancing loss, there is one all-reduce for each axis, microbatch and layer with counts. For a router's bias, there
-    is one for each axis, step and layer.
+    is one for each axis, step and layer. Only layers whose parameters are on the rank count.
     """
-    ledger, found = Ledger(), [layer_kind(layer).dispatch(layer) for layer in view.training.model.layers]
-    dispatches = [dispatch for dispatch in found if dispatch is not None]
+    ledger, dispatches = Ledger(), dispatches_of(view)
     for axis in AXES if dispatches else ():
         for step in range(view.training.steps if view.layout.mesh.size(axis) > 1 else 0):
             num_microbatches = len(view.training.microbatches_at(step))

@@ -8,7 +8,7 @@ from equivcheck.layouts.base.dtensor_experts import is_dtensor_expert
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.layouts.base.expected_calls.shared import ROUTER_BIAS
+from equivcheck.layouts.base.expected_calls.shared import ROUTER_BIAS, dispatches_of
 from equivcheck.layouts.base.plan.rules import is_outside
 from equivcheck.layouts.base.rounding import ITEM_BYTES
 from equivcheck.layouts.parallelisms.ddp.buckets import (
@@ -19,12 +19,11 @@ from equivcheck.layouts.parallelisms.ddp.buckets import (
     trained_parameters,
     unused_parameters,
 )
-from equivcheck.layouts.parallelisms.pipeline.communication import stage_views
+from equivcheck.layouts.parallelisms.pipeline.communication import StageView, stage_views
 from equivcheck.layouts.parallelisms.pipeline.stages import INFERS_BACKWARD, has_ddp_stages
 from equivcheck.scenario import DDP, Compression, Pipeline, TensorParallel
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.parameters import parameters_of
-from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.stage import Stage
 
 INT32_BYTES = 4
@@ -43,7 +42,7 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
     """
     ledger = Ledger()
     for stage in stage_views(view):
-        wrapper = Wrapper(stage.view, ddp, axes, ledger, has_buffers=has_buffers and stage.is_last)
+        wrapper = Wrapper(stage.view, ddp, axes, ledger, _buffer_bytes(stage) if has_buffers else [])
         sizes: set[int] = set()
         for step in range(view.training.steps):
             rows = view.training.microbatches_at(step)
@@ -57,11 +56,12 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
 class Wrapper:
     """Predicts the collective calls of one `DistributedDataParallel`, in torch's order."""
 
-    def __init__(self, view: RankView, ddp: DDP, axes: str, ledger: Ledger, *, has_buffers: bool) -> None:
+    def __init__(self, view: RankView, ddp: DDP, axes: str, ledger: Ledger, buffers: list[int]) -> None:
+        """`buffers` has the bytes of the wrapped module's buffers, for each element type."""
         self.view, self.ddp, self.axes, self.ledger = view, ddp, axes, ledger
         self.bucketing = bucketing_of(view, ddp)
         self.reductions = reductions(self.bucketing)
-        self.buffers = _buffer_bytes(view) if has_buffers else []
+        self.buffers = buffers
         self.num_reduced, self.broadcasts_buffers = 0, True
         self.rebuilt_after = reductions_before_rebuild(ddp)
 
@@ -100,13 +100,12 @@ class Wrapper:
             self.ledger.note(step, "all_reduce.sum", self.axes, reduced.used_map)
 
 
-def _buffer_bytes(view: RankView) -> list[int]:
-    """Return the bytes of the model's buffers, added up for each element type, because DDP broadcasts such buffers together."""
-    model, precision = view.training.model, view.training.precision
-    dispatches = [layer_kind(layer).dispatch(layer) for layer in model.layers]
-    num_biases = sum(dispatch.num_counted_each_step for dispatch in dispatches if dispatch is not None)
+def _buffer_bytes(stage: StageView) -> list[int]:
+    """Return the bytes of a module's buffers, added up for each element type, because DDP broadcasts such buffers together."""
+    view, model = stage.view, stage.view.training.model
+    num_biases = sum(dispatch.num_counted_each_step for dispatch in dispatches_of(view))
     found = Counter({"int64": model.counter * COUNTER_BYTES})
-    found[precision.value] += model.offset * model.out_features * view.item_bytes
+    found[view.training.precision.value] += model.offset * stage.is_last * model.out_features * view.item_bytes
     found[ROUTER_BIAS.value] += num_biases * ITEM_BYTES[ROUTER_BIAS.value]
     return [num_bytes for num_bytes in found.values() if num_bytes]
 

@@ -93,6 +93,18 @@ def _rank(draft: Draft) -> str:
     return "pipe_rank" if draft.loss_axes else "dist.get_rank()"
 
 
+COUNTING_STAGE = (
+    "class CountingStage(PipelineStage):",
+    '    """Stage that counts the chosen experts of each chunk. Passes that infer shapes or recompute layers do not count."""',
+    "",
+    "    def forward_one_chunk(self, *args, **kwargs):",
+    "        outputs = super().forward_one_chunk(*args, **kwargs)",
+    "        count_choices(self.submod)",
+    "        return outputs",
+)
+"""Class for stages whose routers have a bias that is updated once a step."""
+
+
 def _rows(draft: Draft) -> tuple[int, ...]:
     """Return the rows of each microbatch on one rank."""
     return tuple(rows // draft.scenario.layout.num_data_ranks for rows in draft.scenario.training.data.microbatches)
@@ -216,7 +228,10 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
         rows = f"rows // {parallelism.num_chunks}"
         shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}
     group = _group(draft, parallelism)
-    return call("PipelineStage", layers, "number", str(num_stages), 'torch.device("cpu")', group=group, **shapes)
+    if draft.scenario.training.model.has_router_bias and list(COUNTING_STAGE) not in draft.definitions:
+        draft.definitions.append(list(COUNTING_STAGE))
+    kind = "CountingStage" if draft.scenario.training.model.has_router_bias else "PipelineStage"
+    return call(kind, layers, "number", str(num_stages), 'torch.device("cpu")', group=group, **shapes)
 
 
 def _layers(draft: Draft) -> str:

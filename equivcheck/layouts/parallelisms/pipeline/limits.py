@@ -15,7 +15,6 @@ from equivcheck.layouts.base.limits.repairs import (
     with_options,
     with_rows,
     without_frozen,
-    without_router_bias,
     without_ties,
 )
 from equivcheck.layouts.parallelisms.pipeline.stages import (
@@ -118,13 +117,6 @@ NO_LOSS_OF_LAYERS = Limit(
     "other stage's layers",
     applies=lambda training, _layout: training.model.balances,
     repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.with_fields(balance=0.0)),
-)
-
-NO_ROUTER_BIAS = Limit(
-    reason="pipeline: a router's bias that is updated once a step is not supported: equivcheck counts choices once, after a "
-    "microbatch's forward, but a schedule runs one forward for each chunk, and more to infer shapes",
-    applies=lambda training, _layout: training.model.has_router_bias,
-    repair=lambda training, _layout: without_router_bias(training),
 )
 
 ONE_MICROBATCH_SCALED = Limit(
@@ -236,7 +228,6 @@ LIMITS: tuple[Limit, ...] = (
     EVEN_CHUNKS,
     NO_COUNTER,
     NO_LOSS_OF_LAYERS,
-    NO_ROUTER_BIAS,
     NOTHING_BEHIND_FROZEN_LAYERS,
 )
 

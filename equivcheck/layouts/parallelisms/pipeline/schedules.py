@@ -29,6 +29,7 @@ from equivcheck.training.material import Batch
 from equivcheck.training.model import MLP
 from equivcheck.training.setup import Setup
 from equivcheck.training.update.clipping import clip_to_norm
+from equivcheck.training.update.router_bias import count_choices
 from equivcheck.worlds.meshes import group_of
 from equivcheck.worlds.trace.stage import Stage
 
@@ -75,6 +76,19 @@ class StageLayers(nn.Module):
                 mask = values.new_ones(())
             values = block(values, mask, self.step)
         return values if self.finish is None else self.finish(values)
+
+
+class CountingStage(PipelineStage):
+    """Stage that adds each chunk's expert counts to the counts of the step.
+
+    Schedules call this method for chunks only. Shape inference and recomputation run the layers as well, but do not count.
+    """
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the chunk's forward, and count which experts its positions chose."""
+        outputs = super().forward_one_chunk(*args, **kwargs)
+        count_choices(self.submod)
+        return outputs
 
 
 def _mask_of(layer: int) -> str:
@@ -212,7 +226,8 @@ class Pipe:
 
     def _stage(self, number: int, called: nn.Module, part: Batch) -> PipelineStage:
         shapes = self._shapes(self.modules[number], part) if self.parallelism.static_shapes else {}
-        return PipelineStage(called, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
+        kind = CountingStage if self.setup.training.model.has_router_bias else PipelineStage
+        return kind(called, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
 
     def _shapes(self, module: StageLayers, part: Batch) -> dict[str, Any]:
         """Return an example input and output for the stage, with shape, element type and need for a gradient."""
