@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints
@@ -171,7 +171,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
     units |= {} if units.get("head_unit") else {"loss_chunks": 1}
     if mesh_dims is not None:
         divisions = {"gradient_divide_factor": 1.0, "sum_reductions": True}
-    return FSDP2(
+    found = FSDP2(
         wrapping=wrapping,
         mesh_dims=mesh_dims,
         **units,
@@ -190,6 +190,8 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         ignore_frozen=draw(SOMETIMES),
         distributed_muon=draw(EVENLY),
     )
+    # Two other draws decide, so later draws stay the same.
+    return replace(found, full_precision_norms=found.cpu_offload is not found.explicit_unshard)
 
 
 @st.composite

@@ -81,6 +81,8 @@ class Rounding:
     """Data-parallel ranks along the inner axis, which the first reduction stage sums over."""
     compute: ElementType | None = None
     """Element type to which parameters, inputs and masks are cast. None for no cast."""
+    keeps_norms: bool = False
+    """Whether weights and biases of norms are not cast to `compute`."""
     output: ElementType | None = None
     """Element type to which the model's output is cast. None for no cast."""
     autocast: LowPrecision | None = None

@@ -22,6 +22,7 @@ from equivcheck.scenario import Training
 from equivcheck.scenario.rounding import ElementType, LowPrecision
 from equivcheck.training.accumulate import backward, microbatch_loss, scalar_value
 from equivcheck.training.layers.module import use_rank_implementations
+from equivcheck.training.layers.parameters import is_norm_parameter
 from equivcheck.training.loop import single_device_setup
 from equivcheck.training.material import Batch, material
 from equivcheck.training.model import build_model, offset_of
@@ -63,7 +64,7 @@ class MixedPrecisionModel(nn.Module):
         self.reduced = None if rounding.reduce is None else _dtype(rounding.reduce)
         self.widens = self.reduced is not None and self.reduced.itemsize > self.dtype.itemsize
         drawn = material(training).parameters
-        cast = {name: values.to(self.dtype) for name, values in drawn.items()}
+        cast = {name: values.clone() if self._keeps(name) else values.to(self.dtype) for name, values in drawn.items()}
         self.twin = build_model(training.model, cast, training.data.batch_dim)
         # Other operations may round their results at other places.
         use_rank_implementations(self.twin)
@@ -71,6 +72,9 @@ class MixedPrecisionModel(nn.Module):
             # Buffers are not cast.
             self.twin.offset = offset_of(training.model, _dtype(ElementType(training.precision.value)))
         self.cast = dict(self.twin.named_parameters())
+
+    def _keeps(self, name: str) -> bool:
+        return self.rounding.keeps_norms and is_norm_parameter(name)
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
         """Run the cast model: map (rows, features) to (rows, outputs)."""
@@ -122,7 +126,9 @@ class MixedPrecisionModel(nn.Module):
     def _backward(self, setup: Setup, batch: Batch, index: int, part: int, gradients: AccumulatedGradients) -> float:
         loss = microbatch_loss(setup, rows_of(batch, part, self.rounding.num_parts), index, batch.rows)
         backward(setup, loss)
-        gradients.add(part, {name: self._left(cast.grad) for name, cast in self.cast.items() if cast.grad is not None})
+        gradients.add(
+            part, {name: self._left(cast.grad, cast.dtype) for name, cast in self.cast.items() if cast.grad is not None}
+        )
         for cast in self.cast.values():
             cast.grad = None
         return scalar_value(loss)
@@ -134,9 +140,9 @@ class MixedPrecisionModel(nn.Module):
             as_computed = self.widens and (reduces or gradients.waits(part, name))
             cast.grad_dtype = None if as_computed else self.reduced
 
-    def _left(self, gradient: torch.Tensor) -> torch.Tensor:
+    def _left(self, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         rounded = self.rounding.grad_dtype and not self.widens
-        return self.jitter.rounded(gradient.to(self.dtype), gradient) if rounded else gradient
+        return self.jitter.rounded(gradient.to(dtype), gradient) if rounded else gradient
 
     def _rounded(self, gradient: torch.Tensor) -> torch.Tensor:
         if self.reduced is None:

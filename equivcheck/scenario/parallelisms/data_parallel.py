@@ -222,6 +222,10 @@ class FSDP2(Parallelism):
     Without replicas it has no effect. Not with `mesh_dims`."""
     mixed_precision: MixedPrecision | None = None
     """Dtypes for mixed precision; None disables it."""
+    full_precision_norms: bool = False
+    """Whether weights and biases of norms keep the training's precision in forward and backward (`param_dtype_override_fn`).
+
+    Without a parameter dtype in `mixed_precision` it has no effect."""
     cpu_offload: bool = option(default=False, limits=False, calls=False)
     """Whether parameter shards, gradients and optimizer state are offloaded to host memory (`CPUOffloadPolicy` without pinning).
 

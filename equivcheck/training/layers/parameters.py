@@ -37,7 +37,7 @@ class Parameter(LayerParameter):
     @property
     def is_norm_parameter(self) -> bool:
         """Whether the parameter belongs to a norm."""
-        return self.name.rpartition(".")[0].endswith("norm")
+        return is_norm_parameter(self.name)
 
     @property
     def full_name(self) -> str:
@@ -52,6 +52,11 @@ class Parameter(LayerParameter):
     def is_used_at(self, step: int) -> bool:
         """Whether a forward in this step uses the parameter."""
         return self.runs is None or (self.runs is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
+
+
+def is_norm_parameter(name: str) -> bool:
+    """Whether the parameter with this name in its module, or in the model, belongs to a norm."""
+    return name.rpartition(".")[0].endswith("norm")
 
 
 SCALE = Parameter(layer=None, name="scale", shape=(), trained=True, initial=Initialization.FACTOR)

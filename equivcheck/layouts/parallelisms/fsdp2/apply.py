@@ -14,9 +14,10 @@ from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rou
 from equivcheck.layouts.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
 from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor, hooks_replicas
 from equivcheck.layouts.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import FSDP2, Distribution, Layout, MeshDims, MixedPrecision, Muon, Precision, Training, Wrapping
+from equivcheck.scenario import FSDP2, Distribution, Layout, MeshDims, Muon, Precision, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.system.torch_version import is_torch_in
+from equivcheck.training.layers.parameters import is_norm_parameter
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +89,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
             replicas=layout.mesh.size(REPLICATE),
             shards=layout.mesh.size(DP, SHARD),
             compute=policy.param,
+            keeps_norms=parallelism.full_precision_norms,
             output=policy.output,
             reduce=reduce,
             division=division_of(parallelism, layout, reduce),
@@ -159,8 +161,8 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
         layers = [module for module in model.modules() if isinstance(module, LayerModule)]
         units = [layers[at : at + fsdp.layers_per_unit] for at in range(0, len(layers), fsdp.layers_per_unit)]
     for unit in (*experts, *units, *_token_units(model, fsdp)):
-        fully_shard(unit, **options, mp_policy=_policy(fsdp.mixed_precision, is_root=False))
-    fully_shard(model, **options, mp_policy=_policy(fsdp.mixed_precision, is_root=True))
+        fully_shard(unit, **options, mp_policy=_policy(fsdp, model, is_root=False))
+    fully_shard(model, **options, mp_policy=_policy(fsdp, model, is_root=True))
     if fsdp.embedding_unit and isinstance(model.embedding, FSDPModule):
         model.embedding.set_unshard_in_backward(False)
     if fsdp.explicit_prefetch:
@@ -245,13 +247,18 @@ def _start_microbatch(parts: Iterable[Any], fsdp: FSDP2, last: bool) -> Abstract
     return nullcontext()
 
 
-def _policy(policy: MixedPrecision | None, *, is_root: bool) -> MixedPrecisionPolicy:
+def _policy(fsdp: FSDP2, model: nn.Module, *, is_root: bool) -> MixedPrecisionPolicy:
     """Return a unit's mixed-precision policy. Only the root casts outputs."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+    policy = fsdp.mixed_precision
     if policy is None:
         return MixedPrecisionPolicy()
     kinds = (policy.param, policy.reduce, policy.output if is_root else None)
     param, reduce, output = (None if kind is None else getattr(torch, kind.value) for kind in kinds)
-    return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce, output_dtype=output)
+    options: dict[str, Any] = {"param_dtype": param, "reduce_dtype": reduce, "output_dtype": output}
+    if fsdp.full_precision_norms:
+        norms = {parameter for name, parameter in model.named_parameters() if is_norm_parameter(name)}
+        options["param_dtype_override_fn"] = lambda parameter: parameter.dtype if parameter in norms else None
+    return MixedPrecisionPolicy(**options)

@@ -152,11 +152,17 @@ class FSDP2Calls(UnitCalls[FSDP2]):
     def _gather(self, unit: Unit, step: int) -> None:
         """Count an all-gather unless the unit is gathered."""
         if not unit.gathered and self.parts > 1:
-            axes, num_bytes = self.shard_axis, self._part(unit.held) * self.gathered_bytes
+            axes, num_bytes = self.shard_axis, self._gathered(unit)
             if unit.resharded and self.fsdp.reshard_to is not None:
                 axes, num_bytes = self.regathered, num_bytes * self.parts // self.fsdp.reshard_to
             self.ledger.note(step, "all_gather", axes, num_bytes)
         unit.gathered = True
+
+    def _gathered(self, unit: Unit) -> int:
+        """Count the bytes in a rank's padded shards of the unit, in the dtypes in which it is gathered."""
+        kept = [held for held in unit.held if self.fsdp.full_precision_norms and held.parameter.is_norm_parameter]
+        cast = [held for held in unit.held if held not in kept]
+        return self._part(cast) * self.gathered_bytes + self._part(kept) * self.view.item_bytes
 
     def _part(self, parameters: Iterable[Held]) -> int:
         """Count the elements in a rank's padded shards of some parameters."""

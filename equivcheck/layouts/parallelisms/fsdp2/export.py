@@ -18,7 +18,7 @@ from equivcheck.scenario.mesh import REPLICATE, SHARD
 def write(draft: Draft, parallelism: FSDP2) -> None:
     """Let the exported script call `fully_shard` on its model or layers, and set the units' options."""
     if parallelism.mixed_precision is not None:
-        raise refuse("FSDP2.mixed_precision", ROUNDS)
+        raise refuse("FSDP2.full_precision_norms" if parallelism.full_precision_norms else "FSDP2.mixed_precision", ROUNDS)
     if parallelism.loss_chunks > 1 and draft.scenario.training.model.head is not None:
         raise refuse("FSDP2.loss_chunks", "scripts compute the loss for all positions at once")
     draft.need("torch.distributed.fsdp", "fully_shard")

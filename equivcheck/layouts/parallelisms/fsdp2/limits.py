@@ -25,6 +25,7 @@ from equivcheck.scenario import (
     FSDP2,
     Layout,
     PlannedParallelism,
+    Precision,
     TensorParallel,
     Training,
     Wrapping,
@@ -120,6 +121,16 @@ CAST_WITH_THEIR_INPUTS = Limit(
 )
 
 
+NORMS_IN_FLOAT32 = Limit(
+    reason="fully_shard: norms in full precision are not supported in float64: layer norms on CPU accept inputs in lower "
+    "precision only with weights in float32 ('mixed dtype (CPU): expect parameter to have scalar type of Float')",
+    applies=lambda training, layout: (
+        parallelism_of(layout, FSDP2).full_precision_norms and training.precision is Precision.FLOAT64
+    ),
+    repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
+)
+
+
 def _casts_inputs(fsdp: FSDP2) -> bool:
     return fsdp.ignore_frozen and fsdp.mixed_precision is not None and fsdp.mixed_precision.param is not None
 
@@ -148,6 +159,7 @@ LIMITS: tuple[Limit, ...] = (
     *NOTHING_REDUCED,
     EVEN_LAST_DIMS,
     CAST_WITH_THEIR_INPUTS,
+    NORMS_IN_FLOAT32,
     *map(_with_mesh_dims, LIMITS_OF_DTENSOR_VALUES),
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,

@@ -11,6 +11,7 @@ from equivcheck.layouts.parallelisms.fsdp2.division import averages, backend_div
 from equivcheck.scenario import (
     FSDP2,
     ContextParallel,
+    ElementType,
     ExpertParallel,
     Layout,
     LocalTensorParallel,
@@ -100,6 +101,36 @@ HOOK_IN_ONE_PRECISION = LayoutLimit(
         parallelism_of(layout, FSDP2).replica_hook and parallelism_of(layout, FSDP2).mixed_precision is not None
     ),
     repair=lambda layout: with_options(layout, FSDP2, replica_hook=False),
+)
+
+
+def _keeps_norms(layout: Layout) -> bool:
+    return parallelism_of(layout, FSDP2).full_precision_norms
+
+
+def _casts_to_wide_or_nothing(layout: Layout) -> bool:
+    policy = parallelism_of(layout, FSDP2).mixed_precision
+    return policy is None or policy.param not in (ElementType.BFLOAT16, ElementType.FLOAT16)
+
+
+def _with_cast_norms(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, full_precision_norms=False)
+
+
+PRECISION_OF_NORMS = (
+    LayoutLimit(
+        reason="fully_shard: norms in full precision are not supported: before torch 2.15, MixedPrecisionPolicy has no "
+        "param_dtype_override_fn",
+        applies=_keeps_norms,
+        repair=_with_cast_norms,
+        torch="<2.15",
+    ),
+    LayoutLimit(
+        reason="fully_shard: norms in full precision without bfloat16 or float16 for other parameters are not supported: nothing "
+        "is cast, or layer norms refuse inputs that are wider than their weights",
+        applies=lambda layout: _keeps_norms(layout) and _casts_to_wide_or_nothing(layout),
+        repair=_with_cast_norms,
+    ),
 )
 
 
@@ -200,6 +231,7 @@ OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     OWNERS_OF_SHARDS,
     LARGEST_DIM_OF_SHARDS,
     HOOK_IN_ONE_PRECISION,
+    *PRECISION_OF_NORMS,
     *CHUNKS,
     NO_MESH_DIMS,
     MESH_DIMS_OF_DATA,
