@@ -52,6 +52,11 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x context_parallel",
     "local_data_parallel x expert_parallel",
     "local_data_parallel x context_parallel x local_tensor_parallel",
+    "ddp x context_parallel x local_tensor_parallel",
+    "fsdp2 x context_parallel x local_tensor_parallel",
+    "ddp x expert_parallel x local_tensor_parallel",
+    "fsdp2 x expert_parallel x local_tensor_parallel",
+    "local_data_parallel x expert_parallel x local_tensor_parallel",
     "local_data_parallel x pipeline",
     "fsdp2 x pipeline",
     "ddp x pipeline",
@@ -65,6 +70,9 @@ COMPOSITIONS: tuple[str, ...] = (
     "fsdp2 x pipeline x local_tensor_parallel",
     "fsdp2 x pipeline x context_parallel",
     "fsdp2 x pipeline x expert_parallel",
+    "ddp x pipeline x local_tensor_parallel",
+    "pipeline x context_parallel x local_tensor_parallel",
+    "pipeline x expert_parallel x local_tensor_parallel",
 )
 """Compositions that strategies generate, named as by `Layout.name`."""
 TIMES = " x "

@@ -103,7 +103,7 @@ def test_every_layout_is_drawn_with_trainings(sample: list[Scenario]) -> None:
 def test_layouts_come_equally_often() -> None:
     """Hypothesis mutates earlier examples, so shares are uneven, but none is below a third."""
     counts: Counter[str] = Counter()
-    drawn_afresh(layouts(), examples=2000, under=SAMPLED)(lambda layout: counts.update([layout.name]))()
+    drawn_afresh(layouts(), examples=5000, under=SAMPLED)(lambda layout: counts.update([layout.name]))()
     assert min(counts.values()) > 0.33 * counts.total() / len(layout_names())
 
 
