@@ -138,8 +138,8 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         whole = [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
         tensor = tensor.redistribute(placements=whole)
-    local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
-    return local
+    with torch.no_grad():  # otherwise DTensor dispatches a detach(), and wraps the local tensor in an autograd function
+        return tensor.to_local().detach()
 
 
 def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
