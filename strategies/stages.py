@@ -51,6 +51,7 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
         num_chunks=draw(_chunks(schedule, ranks)),
         static_shapes=draw(SOMETIMES),
         scale_grads=draw(SOMETIMES),
+        presplit=draw(SOMETIMES),
     )
     layout = _with_pipeline(layout, pipeline)
     return repair_layout(_usually_right(draw, layout))

@@ -35,6 +35,7 @@ _MODULES = (
     "spmd",
     "pipeline.stages",
     "pipeline.calls",
+    "pipeline.presplit",
     "tokens.label_counts",
     "tokens.label_weights",
     "tokens.labels",

@@ -89,7 +89,7 @@ class Layout:
 
         `microbatches` are the numbers of rows over all ranks.
         """
-        return tuple(rows // self.num_data_ranks // self.num_chunks for rows in microbatches)
+        return tuple(-(-rows // self.num_data_ranks // self.num_chunks) for rows in microbatches)
 
     @property
     def num_data_ranks(self) -> int:

@@ -208,6 +208,10 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "chunks lost or summed": ("pipeline_chunk_lost", "pipeline_chunks_summed"),
         "losses of several step() calls divided wrongly": ("pipeline_calls_summed", "pipeline_calls_averaged_equally"),
         "scale_grads with several step() calls": ("pipeline_scales_each_call",),
+        "mean for each chunk of unlike size, or padding that counts": (
+            "pipeline_chunks_averaged_equally",
+            "pipeline_padding_counted",
+        ),
         "gradients zeroed between step() calls": ("pipeline_zeroed_between_calls",),
         "gradients reduced before the last step(), or after each": (
             "pipeline_reduced_before_last_call",

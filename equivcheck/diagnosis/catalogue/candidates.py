@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from equivcheck.diagnosis.catalogue.accumulation import wrong_microbatches
+from equivcheck.diagnosis.catalogue.chunks import wrong_chunks
 from equivcheck.diagnosis.catalogue.clipping import unscaled_after_clipping, wrong_clippings_of_scenario
 from equivcheck.diagnosis.catalogue.context_parallel.attention import wrong_sequence_attention
 from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_shard_sums
@@ -73,6 +74,7 @@ CATALOGUE: tuple[tuple[Callable[..., Iterator[Mistake]], tuple[Phase, ...]], ...
     (wrong_gradient_shards, COMPUTED),
     (wrong_factors, COMPUTED),
     (wrong_rows, COMPUTED),
+    (wrong_chunks, COMPUTED),
     (wrong_microbatches, COMPUTED),
     (updates_in_microbatches, COMPUTED),
     (wrong_accumulations, COMPUTED),

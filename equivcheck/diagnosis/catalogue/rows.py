@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from equivcheck.diagnosis.catalogue.counterfactual import gradients_of, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.scenario_ranks import ScenarioRanks, take_range
@@ -15,7 +13,6 @@ from equivcheck.diagnosis.evidence import RankCoordinate
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Pipeline
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
@@ -32,18 +29,22 @@ def wrong_rows(diverged: DivergedRun) -> Iterator[Mistake]:
     if axes:
         for chosen in (*((name,) for name in axes if len(axes) > 1), axes):
             words = f"{diverged.ranks_text(chosen)} compute on the same rows: those of the first rank"
-            yield _taking(Cause.SAME_ROWS, words, partial(_of_first, axes=chosen))
+            yield taking_rows(Cause.SAME_ROWS, words, partial(_of_first, axes=chosen))
         words = f"each of {diverged.ranks_text(axes)} computes on all rows, not only on its own part"
-        yield on_one_device(Cause.SAME_ROWS, words, partial(_scaling_loss, factor=mesh.size(*axes)))
+        yield on_one_device(Cause.SAME_ROWS, words, partial(scaling_loss, factor=mesh.size(*axes)))
         words = f"the loss is not multiplied by the number of {diverged.ranks_kind(axes)}, but gradients are averaged over them"
-        yield on_one_device(Cause.AVERAGED_TWICE, words, partial(_scaling_loss, factor=1 / mesh.size(*axes)))
+        yield on_one_device(Cause.AVERAGED_TWICE, words, partial(scaling_loss, factor=1 / mesh.size(*axes)))
         yield from _of_others(diverged, axes)
     yield from _left_out()
-    yield from _chunks_left_out(diverged)
     yield from _masked(diverged)
 
 
-def _taking(cause: Cause, words: str, take: Take, *, divides_by_own: bool = True) -> Mistake:
+def taking_rows(cause: Cause, words: str, take: Take, *, divides_by_own: bool = True) -> Mistake:
+    """Return a mistake: ranks take other rows of each microbatch.
+
+    Means over fewer rows are right for these rows, unless `divides_by_own` is False.
+    """
+
     def change(ranks: ScenarioRanks) -> None:
         ranks.take = lambda rank, batch: take(ranks, rank, batch)
         ranks.divides_by_own_rows = divides_by_own
@@ -64,7 +65,7 @@ def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Mistake
         for other in ranks:
             if other is not rank:
                 words = f"rank {rank.rank} computes on rank {other.rank}'s rows, and its own rows are lost"
-                yield _taking(Cause.ROWS_LOST, words, _in_place_of(rank, other, axes))
+                yield taking_rows(Cause.ROWS_LOST, words, _in_place_of(rank, other, axes))
         words = f"the gradients of rank {rank.rank}'s rows are left out"
         mean = f"{words}, and the mean is over the other ranks"
         yield on_emulated_ranks(Cause.ROWS_LOST, mean, partial(_drop_gradients, rank=rank, axes=axes, divided=True))
@@ -99,7 +100,7 @@ def _drop_gradients(
     ranks.reduce = reduce
 
 
-def _scaling_loss(setup: Setup, factor: float) -> None:
+def scaling_loss(setup: Setup, factor: float) -> None:
     """Scale the loss and its gradients."""
     inner = setup.compute
 
@@ -116,7 +117,7 @@ def _left_out() -> Iterator[Mistake]:
     for place, take in (("last", _without_last), ("first", _without_first)):
         words = f"each rank leaves out the {place} of its rows of each microbatch"
         for divides_by_own in (False, True):
-            yield _taking(Cause.ROWS_LOST, words, take, divides_by_own=divides_by_own)
+            yield taking_rows(Cause.ROWS_LOST, words, take, divides_by_own=divides_by_own)
 
 
 def _without_last(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch) -> Batch:
@@ -129,32 +130,11 @@ def _without_first(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch) -> 
     return take_range(own, range(min(1, own.rows), own.rows))
 
 
-def _chunks_left_out(diverged: DivergedRun) -> Iterator[Mistake]:
-    count = next((each.num_chunks for each in diverged.layout.of(Pipeline)), 1)
-    for index in range(count if count > 1 else 0):
-        words = f"the pipeline leaves out chunk {index} of each microbatch"
-        for divides_by_own in (True, False):
-            take = partial(_without_chunk, index=index, count=count)
-            yield _taking(Cause.MICROBATCH_LOST, words, take, divides_by_own=divides_by_own)
-    if count > 1:
-        words = f"the pipeline sums the {count} chunks of each microbatch, rather than averaging them"
-        yield on_one_device(Cause.MICROBATCHES_SUMMED, words, partial(_scaling_loss, factor=count))
-
-
-def _without_chunk(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch, index: int, count: int) -> Batch:
-    own = ranks.take_rows(rank, batch)
-    chunks = torch.arange(own.rows).chunk(count)
-    kept = torch.tensor([row for at, rows in enumerate(chunks) if at != index for row in rows.tolist()], dtype=torch.int64)
-    inputs, targets = (values.index_select(own.batch_dim, kept) for values in (own.inputs, own.targets))
-    masks = tuple(None if mask is None else mask[kept] for mask in own.masks)
-    return replace(own, inputs=inputs, targets=targets, masks=masks)
-
-
 def _masked(diverged: DivergedRun) -> Iterator[Mistake]:
     if any(layer.dropout for layer in diverged.training.model.layers):
-        yield _taking(Cause.ANOTHER_MASK, "dropout is not applied", _unmasked)
+        yield taking_rows(Cause.ANOTHER_MASK, "dropout is not applied", _unmasked)
         words = "every rank uses the dropout masks of the first rank's rows"
-        yield _taking(Cause.ANOTHER_MASK, words, _masks_of_first)
+        yield taking_rows(Cause.ANOTHER_MASK, words, _masks_of_first)
 
 
 def _unmasked(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch) -> Batch:

@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from equivcheck.scenario import ActivationSharding, LayerPlan
 from equivcheck.training.material import Batch
 
@@ -63,6 +65,16 @@ def rows_of(batch: Batch, rank: int, size: int) -> Batch:
     inputs, targets = (values.narrow(batch.batch_dim, rank * count, count) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rank * count, count) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)
+
+
+def with_equal_chunks(batch: Batch, num_chunks: int) -> Batch:
+    """Repeat the last row of chunks that have one row less than the first chunk, in inputs and masks but not in targets."""
+    if batch.rows % num_chunks == 0:
+        return batch
+    chunks = np.array_split(np.arange(batch.rows), num_chunks)
+    kept = np.concatenate([np.pad(chunk, (0, len(chunks[0]) - len(chunk)), mode="edge") for chunk in chunks]).tolist()
+    masks = tuple(None if mask is None else mask[kept] for mask in batch.masks)
+    return replace(batch, inputs=batch.inputs[kept], masks=masks)
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int, num_chunks: int = 1) -> Batch:

@@ -48,10 +48,10 @@ def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> 
 def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:
     """Return the number that must divide each microbatch's rows: data-parallel ranks times pipeline chunks.
 
-    With `over_all_ranks`, all ranks count instead of data-parallel ranks, because parallelisms such as sequence parallelism also
-    split rows.
+    Presplit chunks do not count, because they need not be equal. With `over_all_ranks`, all ranks count instead of data-parallel
+    ranks, because parallelisms such as sequence parallelism also split rows.
     """
-    chunks = (pipeline.num_chunks for pipeline in layout.of(Pipeline))
+    chunks = (pipeline.num_chunks for pipeline in layout.of(Pipeline) if not pipeline.presplit)
     return (layout.mesh.num_ranks if over_all_ranks else layout.num_data_ranks) * max(chunks, default=1)
 
 

@@ -32,7 +32,7 @@ class _BetweenCalls(Pipe):
     has_run: bool = False
 
     def between_calls(self) -> None:
-        """Change the gradients of the step's earlier runs."""
+        """Change the gradients from earlier runs in the step."""
         raise NotImplementedError
 
     def _run(self, part: Batch, rows: int, index: int) -> list[torch.Tensor]:
@@ -54,10 +54,10 @@ def pipeline_zeroed_between_calls(setup: Setup) -> None:
 
 
 class _ZeroesGradients(_BetweenCalls):
-    """Bug: gradients of earlier runs are zeroed."""
+    """Bug: gradients from earlier runs are zeroed."""
 
     def between_calls(self) -> None:
-        """Zero the gradients of all parameters."""
+        """Zero all gradients."""
         for parameter in self.setup.module.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
@@ -75,7 +75,7 @@ def pipeline_summed_after_each_call(setup: Setup) -> None:
 
 
 class _SumsOverRanks(_BetweenCalls):
-    """Bug: gradients of earlier runs are summed over data-parallel ranks, and summed again with the later ones."""
+    """Bug: gradients from earlier runs are summed over data-parallel ranks, and summed again with the later ones."""
 
     def between_calls(self) -> None:
         """Sum the gradients over data-parallel ranks."""
@@ -120,17 +120,17 @@ def _can_scale(scenario: Scenario) -> bool:
     minimum=ONE_RANK,
 )
 def pipeline_scales_each_call(setup: Setup) -> None:
-    """Bug: `scale_grads` divides accumulated gradients by the number of chunks after each of several `step()` calls."""
+    """Bug: `scale_grads` divides accumulated gradients by the chunks after each of several `step()` calls."""
     pipe = pipe_of(setup)
     if pipe is not None:
         pipe.parallelism = replace(pipe.parallelism, scale_grads=True)
 
 
 class _SumsCalls(Pipe):
-    """Bug: each microbatch is weighted as if it had all of the step's rows."""
+    """Bug: each microbatch is weighted as if it had all rows in the step."""
 
     def loss_of_chunk(self, rows: int) -> Loss:
-        """Return a loss that is not divided by the number of microbatches."""
+        """Return a loss that is not divided by the microbatches."""
         inner, weight = super().loss_of_chunk(rows), self.setup.training.data.batch / rows
         return lambda outputs, targets: inner(outputs, targets) * weight
 
@@ -142,7 +142,7 @@ class _SumsCalls(Pipe):
     minimum=ONE_RANK,
 )
 def pipeline_calls_summed(setup: Setup) -> None:
-    """Bug: losses of several `step()` calls are divided by the number of chunks, but not by the number of calls."""
+    """Bug: losses in several `step()` calls are divided by the chunks, but not by the calls."""
     use_pipe(setup, _SumsCalls)
 
 
@@ -151,10 +151,10 @@ def _has_uneven_calls(scenario: Scenario) -> bool:
 
 
 class _AveragesCalls(Pipe):
-    """Bug: microbatches have equal weights, although they have different numbers of rows."""
+    """Bug: microbatches have equal weights, although their sizes differ."""
 
     def loss_of_chunk(self, rows: int) -> Loss:
-        """Return a loss that is divided by the number of microbatches."""
+        """Return a loss that is divided by the microbatches."""
         data = self.setup.training.data
         inner, weight = super().loss_of_chunk(rows), data.batch / rows / len(data.microbatches)
         return lambda outputs, targets: inner(outputs, targets) * weight
@@ -162,5 +162,5 @@ class _AveragesCalls(Pipe):
 
 @fault(layouts=layouts_with(Pipeline.tag), applies=_has_uneven_calls, causes=(Cause.MEAN_OF_MEANS,), minimum=ONE_RANK)
 def pipeline_calls_averaged_equally(setup: Setup) -> None:
-    """Bug: means of several `step()` calls are averaged with equal weights, although they have different numbers of rows."""
+    """Bug: means in several `step()` calls are averaged with equal weights, although microbatches have different sizes."""
     use_pipe(setup, _AveragesCalls)

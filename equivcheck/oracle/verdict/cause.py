@@ -26,6 +26,8 @@ class Cause(PrintableEnum):
     """Every rank trains on the same rows."""
     ROWS_LOST = "rows_lost"
     """No rank trains on some rows."""
+    ROWS_REPEATED = "rows_repeated"
+    """Some rows count more than once, such as rows that pad a chunk."""
     UNEQUAL_START = "unequal_start"
     """Ranks start from wrong initial parameters or buffers."""
     NOT_ZEROED = "not_zeroed"

@@ -47,7 +47,7 @@ class Pipeline(Parallelism):
     schedule: PipelineSchedule = PipelineSchedule.GPIPE
     """Pipeline schedule."""
     num_chunks: int = 1
-    """Number of equal chunks that each microbatch's rows are split into (torch's ``n_microbatches``), 1 to 16."""
+    """Number of chunks that each microbatch's rows are split into (torch's ``n_microbatches``), 1 to 16."""
     stages_per_rank: int = 1
     """Stages on each rank: 1 for single-stage schedules, 2 for V schedules, else 1 to 8."""
     boundaries: tuple[int, ...] = ()
@@ -57,6 +57,10 @@ class Pipeline(Parallelism):
     backward."""
     static_shapes: bool = False
     """Whether activation shapes are passed to the stages; otherwise torch infers them in an extra pass."""
+    presplit: bool = option(default=False, calls=False)
+    """Whether ranks split each microbatch themselves and pass its chunks to the schedule; otherwise `step()` splits it. If the
+    first chunks have one row more, the others repeat their last row, which the loss leaves out.
+    """
 
     def __post_init__(self) -> None:
         require_between(self, "num_chunks", 1, MAX_CHUNKS)

@@ -135,6 +135,8 @@ MINIMUMS: dict[str, Scenario] = {
     "pipeline_scales_each_call": _of_two_calls(CHUNKS),
     "pipeline_calls_summed": _of_two_calls(Pipeline()),
     "pipeline_calls_averaged_equally": _of_two_calls(Pipeline(), 2, 1),
+    "pipeline_chunks_averaged_equally": _piped(by=replace(CHUNKS, presplit=True), microbatches=(3,)),
+    "pipeline_padding_counted": _piped(by=replace(CHUNKS, presplit=True), microbatches=(5,)),
     "decay_on_groups_without": _updated(DECAYING, groups=(ParameterGroup(),)),
     "decay_coupled": _updated(AdamW(weight_decay=0.1)),
     "decay_twice": _updated(DECAYING),

@@ -28,6 +28,7 @@ from equivcheck.scenario import (
     Norm,
     Parallelism,
     ParameterGroup,
+    Pipeline,
     Scenario,
     Split,
     TensorParallel,
@@ -42,6 +43,7 @@ LAYER = Layer(width=2)
 CLIPPED = ClipNorm(max_norm=0.01)
 MOMENTUM = SGD(lr=0.125, momentum=0.9)
 PLAIN, SHARDED = DDP(), FSDP2()
+UNEVEN_CHUNKS = Pipeline(num_chunks=2, presplit=True)
 
 
 def over(
@@ -148,6 +150,7 @@ EXAMPLES = (
     _example(Cause.GRADIENT_LOST, on_2(), "last_bucket_lost", "zero"),
     _example(Cause.SAME_ROWS, on_2(), "same_rows_everywhere", "the 2 dp ranks compute on the same rows: those of the first rank"),
     _example(Cause.ROWS_LOST, over({"dp": 3}, rows=(3,)), "rank_left_out", "the gradients of rank"),
+    _example(Cause.ROWS_REPEATED, over({"pp": 1}, UNEVEN_CHUNKS, rows=(5,)), "pipeline_padding_counted", "rows count twice if"),
     _example(Cause.UNEQUAL_START, on_2(), "weights_not_broadcast", "starts with other values of"),
     _example(Cause.NOT_ZEROED, on_2(steps=2), "gradients_not_zeroed", "gradients are not zeroed between steps"),
     _example(

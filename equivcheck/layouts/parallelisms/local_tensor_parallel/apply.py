@@ -26,7 +26,7 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
 
     def apply(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
         """Replace each module in the plan by a module with this rank's shard, and shard dropout masks."""
-        from equivcheck.layouts.base.data_rows import local_masks
+        from equivcheck.layouts.base.data_rows import local_masks, with_equal_chunks
         from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import compute_sharded_loss
         from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import replace_modules
         from equivcheck.training.material import Batch
@@ -37,7 +37,7 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
         inner, is_sequence = setup.take, setup.training.model.length is not None
 
         def take(batch: Batch) -> Batch:
-            taken = inner(batch)
+            taken = with_equal_chunks(inner(batch), setup.num_chunks)
             ranks.rows = taken.inputs.shape[1 - taken.batch_dim] if is_sequence else taken.rows // setup.num_chunks
             return local_masks(taken, parallelism.plan, ranks.index, ranks.size, setup.num_chunks)
 

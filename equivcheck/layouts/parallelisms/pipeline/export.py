@@ -9,6 +9,7 @@ from equivcheck.layouts.base.script.form import two_predictions
 from equivcheck.layouts.base.script.loop import has_several_microbatches, loss_of, order_of
 from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.text import block, call, indent_lines
+from equivcheck.layouts.parallelisms.pipeline.export_chunks import define_chunks, has_equal_chunks, step_code
 from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
@@ -66,6 +67,8 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     _build(draft, parallelism, ranks, spans)
     if shared:
         copy_weights(draft, shared)
+    if parallelism.presplit:
+        define_chunks(draft, parallelism, _rows(draft))
     draft.computes = _compute(draft, parallelism, ranks)
     if isinstance(training.clipping, ClipNorm):
         draft.definitions.append(_clip(draft, training.clipping, "counted" if shared else "parameters"))
@@ -225,7 +228,11 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
                 "scripts declare shapes with one prediction for each token only",
             )
         _define_shapes(draft, spans)
-        rows = f"rows // {parallelism.num_chunks}"
+        rows = (
+            f"rows // {parallelism.num_chunks}"
+            if has_equal_chunks(parallelism, _rows(draft))
+            else f"-(-rows // {parallelism.num_chunks})"
+        )
         shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}
     group = _group(draft, parallelism)
     if draft.scenario.training.model.has_router_bias and list(COUNTING_STAGE) not in draft.definitions:
@@ -267,7 +274,11 @@ def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
     chunks = 1 if parallelism.scale_grads else parallelism.num_chunks
     uneven, batch = training.loss.is_mean and len(rows) > 1, sum(_rows(draft))
     data_ranks = draft.scenario.layout.num_data_ranks
-    if uneven:
+    if parallelism.presplit and training.loss.is_mean:
+        scale = f" * {parallelism.num_chunks}" if parallelism.scale_grads and parallelism.num_chunks > 1 else ""
+        of = "ROWS[loss_fn.step]" if training.has_trailing_window else str(batch)
+        loss, uneven = f"{loss} * len(targets){scale} / {of}", False
+    elif uneven:
         loss, arguments = f"{loss} * share", f"{arguments}, share"
         if training.has_trailing_window:
             loss = f"{loss} * {batch} / ROWS[loss_fn.step]"
@@ -281,7 +292,8 @@ def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
         counts = [training.rows_at(step) // data_ranks for step in range(training.steps)]
         draft.definitions.append([f"ROWS = {counts}  # in each step"])
     text = '"""A chunk\'s share of the step\'s loss."""'
-    draft.definitions.append(block(f"def loss_fn({arguments}):", [text, f"return {loss}"]))
+    cut = [] if has_equal_chunks(parallelism, _rows(draft)) else ["outputs = outputs[: len(targets)]  # without padding"]
+    draft.definitions.append(block(f"def loss_fn({arguments}):", [text, *cut, f"return {loss}"]))
     if not uneven:
         return "loss_fn"
     draft.need("functools", "partial")
@@ -291,7 +303,7 @@ def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
 def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
     training = draft.scenario.training
     several_rows = len(set(training.data.microbatches)) > 1
-    pipe = "pipes[len(inputs)]" if several_rows else "pipe"
+    pipe = f"pipes[len({'targets' if parallelism.presplit else 'inputs'})]" if several_rows else "pipe"
     scale = f" / {parallelism.num_chunks}" if parallelism.scale_grads and parallelism.num_chunks > 1 else ""
     total = f"sum(losses, torch.zeros(())).detach(){scale}"
     first, target = "inputs", "targets"
@@ -299,11 +311,14 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
         first = f"*([inputs] if {_rank(draft)} == 0 else [])"
         target = f"targets if {_rank(draft)} == {_loss_number(parallelism, ranks)} else None"
     masks = ['**{f"mask_{number}": mask for number, mask in enumerate(masks)}'] if "masks" in draft.form.extras else []
+    run = call(f"{pipe}.step", first, f"target={target}", "losses=losses", *masks)
+    if parallelism.presplit:
+        run = step_code(draft, parallelism, pipe, f"inputs if {_rank(draft)} == 0 else None" if ranks > 1 else "inputs", target)
     return [
         "losses = []",
         *(["loss_fn.step = step"] if isinstance(training.loss, CrossEntropy) or training.has_trailing_window else []),
         *(["Stage.step = step"] if "step" in draft.form.extras else []),
-        call(f"{pipe}.step", first, f"target={target}", "losses=losses", *masks),
+        run,
         f"total = total + {total}" if has_several_microbatches(draft) else f"total = {total}",
     ]
 

@@ -84,10 +84,26 @@ def _row_multiple(layout: Layout) -> int:
 
 EVEN_CHUNKS = Limit(
     reason="pipeline: a microbatch whose rows are not a multiple of the chunks is not supported: every chunk is received into "
-    "a buffer of the first chunk's shape",
-    applies=lambda training, layout: not all_multiples(training.data.microbatches, _row_multiple(layout)),
+    "a buffer of the first chunk's shape, and only presplit chunks are padded",
+    applies=lambda training, layout: (
+        not (parallelism_of(layout, Pipeline).presplit or all_multiples(training.data.microbatches, _row_multiple(layout)))
+    ),
     repair=lambda training, layout: with_rows(training, _row_multiple(layout)),
 )
+
+
+A_ROW_FOR_EACH_CHUNK = Limit(
+    reason="pipeline: a presplit microbatch with fewer rows than chunks is not supported: a chunk without rows has no mean",
+    applies=lambda training, layout: (
+        parallelism_of(layout, Pipeline).presplit and min(training.data.microbatches) < _row_multiple(layout)
+    ),
+    repair=lambda training, layout: _with_at_least(training, _row_multiple(layout)),
+)
+
+
+def _with_at_least(training: Training, rows: int) -> Training:
+    microbatches = tuple(max(rows, each) for each in training.data.microbatches)
+    return replace(training, data=replace(training.data, microbatches=microbatches))
 
 
 NOTHING_BEHIND_FROZEN_LAYERS = UpstreamLimit(
@@ -226,6 +242,7 @@ LIMITS: tuple[Limit, ...] = (
     MEAN_SCALED,
     ROWS_FIRST,
     EVEN_CHUNKS,
+    A_ROW_FOR_EACH_CHUNK,
     NO_COUNTER,
     NO_LOSS_OF_LAYERS,
     NOTHING_BEHIND_FROZEN_LAYERS,

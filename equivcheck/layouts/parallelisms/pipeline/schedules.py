@@ -13,8 +13,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from equivcheck.layouts.base.data_rows import with_equal_chunks
 from equivcheck.layouts.base.gradients_by_hand import sum_gradients
 from equivcheck.layouts.base.local_tensors import combined_norm
+from equivcheck.layouts.parallelisms.pipeline.presplit import (
+    TAKES_CHUNKS,
+    split_into_chunks,
+    step_on_chunks,
+    step_on_chunks_privately,
+)
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
     layers_of_stages,
@@ -24,6 +31,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
 )
 from equivcheck.scenario import ClipNorm, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.accumulate import scalar_value, scale_loss
 from equivcheck.training.material import Batch
 from equivcheck.training.model import MLP
@@ -155,7 +163,7 @@ class Pipe:
         for number, batch in enumerate(microbatches):
             setup.announce(Stage.COMPUTE, index)
             with setup.accumulation(number == len(microbatches) - 1):
-                losses += self._run(setup.take(batch), batch.rows, index)
+                losses += self._run(with_equal_chunks(setup.take(batch), self.parallelism.num_chunks), batch.rows, index)
             setup.announce(Stage.READING, index)
         setup.announce(Stage.COMPUTE, index)
         self.exchange()
@@ -190,7 +198,12 @@ class Pipe:
         self.step, self.divisor = index, part.divisor
         for module in self.modules.values():
             module.step = index
-        self._schedule(part, rows).step(*inputs, target=targets, losses=losses, **masks)
+        schedule = self._schedule(part, rows)
+        if self.parallelism.presplit:
+            chunks = split_into_chunks(part.inputs if inputs else None, masks, targets, self.parallelism.num_chunks)
+            (step_on_chunks if is_torch_in(TAKES_CHUNKS) else step_on_chunks_privately)(schedule, chunks, losses)
+        else:
+            schedule.step(*inputs, target=targets, losses=losses, **masks)
         return losses
 
     def _schedule(self, part: Batch, rows: int) -> Any:
@@ -213,14 +226,24 @@ class Pipe:
         The schedule splits each microbatch, with `rows` rows, into chunks.
         """
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
-        return lambda outputs, targets: self.loss(outputs, targets, counted)
+        return (
+            self.loss_of_own_rows if self.parallelism.presplit else lambda outputs, targets: self.loss(outputs, targets, counted)
+        )
+
+    def loss_of_own_rows(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the share of a chunk in the step's loss, weighted by its rows without padding."""
+        assert self.setup.layout is not None, "a layout is applied"
+        scale = self.parallelism.num_chunks if self.parallelism.scale_grads else 1
+        return self.loss(outputs, targets, len(targets) * self.setup.layout.num_data_ranks * scale)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, rows: int) -> torch.Tensor:
         """Return the loss on `rows` rows, scaled so that the sum over all rows is the step's loss.
 
-        The result is also multiplied by the gradient scale, because the schedule calls backward on it.
+        Outputs without targets pad a chunk, and are left out. The result is also multiplied by the gradient scale, because the
+        schedule calls backward on it.
         """
         setup = self.setup
+        outputs = outputs if len(outputs) == len(targets) else outputs[: len(targets)]
         loss = scale_loss(setup, setup.loss(setup.training, outputs, targets, self.divisor), rows, self.step)
         return loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale
 
