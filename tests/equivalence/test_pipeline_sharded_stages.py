@@ -34,6 +34,7 @@ STAGES = {
     "layers": FSDP2(wrapping=Wrapping.PER_LAYER, reshard_after_forward=False, explicit_prefetch=True),
     "resharded": FSDP2(wrapping=Wrapping.PER_LAYER, layers_per_unit=2, embedding_unit=True, head_unit=True),
 }
+FOUR = (Layer(width=2),) * 4
 UNTIED = replace(DECODER, head=replace(DECODER.head, tied=False))
 
 
@@ -56,6 +57,35 @@ def test_sharded_stages_equal_one_device(name: str, stages: str) -> None:
     verdict = check(scenario)
     verdict.assert_equivalent()
     assert "the schedule decides when they happen" in verdict.unmodelled
+
+
+@pytest.mark.torch(">=2.15", "earlier schedules reduce gradients of FSDP stages in each step() call")
+@pytest.mark.parametrize("presplit", [False, True])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_gradients_reduced_in_the_last_call_are_scaled_once(name: str, presplit: bool) -> None:
+    """With `no_sync`, three `step()` calls accumulate gradients that only the last one reduces and divides by the chunks."""
+    pipeline = replace(PIPELINES[name], scale_grads=True, presplit=presplit)
+    fsdp = FSDP2(no_sync=True, reshard_after_forward=False)
+    rows = 14 if presplit else 16
+    scenario = a_scenario(pipeline, fsdp, model=Model(features=2, layers=FOUR), loss=Loss.MSE_MEAN, microbatches=(rows,) * 3)
+    check(scenario).assert_equivalent()
+
+
+def test_gradients_reduced_in_each_call_are_not_scaled() -> None:
+    """Torch would divide gradients again that earlier `step()` calls have left."""
+    pipeline, training = replace(PIPELINES["gpipe"], scale_grads=True), {"loss": Loss.MSE_MEAN}
+    scenario = a_scenario(pipeline, FSDP2(), model=Model(features=2, layers=FOUR), **training)
+    assert "torchtitan#1733" in (limit_reason(scenario.training, scenario.layout) or "")
+    sizes = a_scenario(pipeline, FSDP2(no_sync=True), model=Model(features=2, layers=FOUR), microbatches=(16, 8), **training)
+    assert "torchtitan#1733" in (limit_reason(sizes.training, sizes.layout) or "")
+
+
+@pytest.mark.torch(">=2.15", "earlier schedules reduce gradients of FSDP stages in each step() call")
+def test_a_script_reduces_gradients_in_the_last_call(tmp_path: Path) -> None:
+    """A script passes `finalize_gradients`."""
+    scenario = a_scenario(PIPELINES["gpipe"], FSDP2(no_sync=True, reshard_after_forward=False))
+    script, _ = run_script(scenario, tmp_path)
+    assert "finalize_gradients=number == 1" in script
 
 
 @pytest.mark.parametrize("axes", [{"dp": 2, "pp": 1}, {"dp": 1, "pp": 2}, {"dp_replicate": 2, "dp_shard": 1, "pp": 2}])

@@ -83,6 +83,7 @@ def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int,
     A mask is sharded like its layer's output, as the tensor-parallel `plan` says. If rows run in `num_chunks` chunks, the mask of
     each chunk is sharded separately.
     """
+    batch = with_equal_chunks(batch, num_chunks)
     masks = tuple(_parts(mask, entry.output, rank, size, num_chunks) for mask, entry in zip(batch.masks, plan, strict=True))
     return replace(batch, masks=masks)
 

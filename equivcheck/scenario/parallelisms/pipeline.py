@@ -40,6 +40,8 @@ class Pipeline(Parallelism):
     """Options for `torch.distributed.pipelining` with explicit `PipelineStage` objects.
 
     Each microbatch of the training is one `step()` call of the schedule. Gradients accumulate over a step's calls.
+    With `no_sync`, FSDP stages reduce them in the last call only (`finalize_gradients`). This needs torch 2.15 and microbatches
+    of equal size; otherwise they reduce them in each call.
     """
 
     tag: ClassVar[str] = "pipeline"

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.form import two_predictions
 from equivcheck.layouts.base.script.loop import has_several_microbatches, loss_of, order_of
-from equivcheck.layouts.base.script.mesh import mesh_of
+from equivcheck.layouts.base.script.mesh import last_number, mesh_of
 from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.layouts.parallelisms.pipeline.export_chunks import define_chunks, has_equal_chunks, step_code
 from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
+    defers_reduction,
     has_fsdp_stages,
     layers_of_stages,
     trained_layers,
@@ -311,9 +312,15 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
         first = f"*([inputs] if {_rank(draft)} == 0 else [])"
         target = f"targets if {_rank(draft)} == {_loss_number(parallelism, ranks)} else None"
     masks = ['**{f"mask_{number}": mask for number, mask in enumerate(masks)}'] if "masks" in draft.form.extras else []
-    run = call(f"{pipe}.step", first, f"target={target}", "losses=losses", *masks)
+    options = {}
+    if defers_reduction(training, draft.scenario.layout):
+        draft.needs_number = True
+        options["finalize_gradients"] = f"number == {last_number(draft)}"
+    run = call(f"{pipe}.step", first, f"target={target}", "losses=losses", *masks, **options)
     if parallelism.presplit:
-        run = step_code(draft, parallelism, pipe, f"inputs if {_rank(draft)} == 0 else None" if ranks > 1 else "inputs", target)
+        run = step_code(
+            draft, parallelism, pipe, f"inputs if {_rank(draft)} == 0 else None" if ranks > 1 else "inputs", target, **options
+        )
     return [
         "losses = []",
         *(["loss_fn.step = step"] if isinstance(training.loss, CrossEntropy) or training.has_trailing_window else []),

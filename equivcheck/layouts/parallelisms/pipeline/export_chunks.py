@@ -34,11 +34,11 @@ def define_chunks(draft: Draft, parallelism: Pipeline, microbatches: Sequence[in
     draft.lines[LoopPosition.TAKE][:0] = ["inputs = pad_chunks(inputs)", *masks]
 
 
-def step_code(draft: Draft, parallelism: Pipeline, schedule: str, inputs: str, targets: str) -> str:
+def step_code(draft: Draft, parallelism: Pipeline, schedule: str, inputs: str, targets: str, **options: str) -> str:
     """Return code that splits a microbatch into chunks and runs the schedule on them."""
     masks = '{f"mask_{number}": mask for number, mask in enumerate(masks)}' if "masks" in draft.form.extras else "{}"
     chunks = call("split_into_chunks", inputs, masks, targets, str(parallelism.num_chunks))
-    return call(_step().__name__, schedule, chunks, "losses")
+    return call(_step().__name__, schedule, chunks, "losses", **options)
 
 
 def _step() -> Callable[..., None]:

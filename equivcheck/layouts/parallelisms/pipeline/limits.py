@@ -18,6 +18,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_ties,
 )
 from equivcheck.layouts.parallelisms.pipeline.stages import (
+    defers_reduction,
     has_weight_of_two_stages,
     num_stages,
     splits_backward,
@@ -138,7 +139,9 @@ NO_LOSS_OF_LAYERS = Limit(
 ONE_MICROBATCH_SCALED = Limit(
     reason="pipeline: scale_grads with several microbatches of several chunks is not supported: each step() of the schedule "
     "divides by the number of chunks, including gradients accumulated before (torchtitan#1733)",
-    applies=lambda training, layout: _scales_gradients(layout) and len(training.data.microbatches) > 1,
+    applies=lambda training, layout: (
+        _scales_gradients(layout) and len(training.data.microbatches) > 1 and not defers_reduction(training, layout)
+    ),
     repair=lambda training, _layout: replace(training, data=replace(training.data, microbatches=training.data.microbatches[:1])),
 )
 

@@ -24,10 +24,12 @@ def split_into_chunks(
     return first, named, None if targets is None else list(targets.tensor_split(count))
 
 
-def step_on_chunks(schedule: Any, chunks: tuple[list[Any], list[Any], list[Any] | None], losses: list[torch.Tensor]) -> None:
+def step_on_chunks(
+    schedule: Any, chunks: tuple[list[Any], list[Any], list[Any] | None], losses: list[torch.Tensor], **options: bool
+) -> None:
     """Run a schedule on chunks from `split_into_chunks`, and collect their losses."""
     first, named, targets = chunks
-    schedule.step(arg_mbs=first, kwarg_mbs=named, target_mbs=targets, losses=losses)
+    schedule.step(arg_mbs=first, kwarg_mbs=named, target_mbs=targets, losses=losses, **options)
 
 
 def step_on_chunks_privately(

@@ -24,6 +24,7 @@ from equivcheck.layouts.parallelisms.pipeline.presplit import (
 )
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
+    defers_reduction,
     layers_of_stages,
     stages_of_rank,
     trained_layers,
@@ -149,6 +150,10 @@ class Pipe:
     """Maps names of shared weights in this rank's stages to their names in the full model, if another rank uses them first."""
     divisor: float = 1.0
     """Divisor for losses over labels in the current step."""
+    defers_reduction: bool = False
+    """Whether only the last `step()` call in a training step reduces gradients of FSDP stages."""
+    is_last_call: bool = True
+    """Whether the current `step()` call is the last one in its training step."""
     schedules: dict[int, Any] = field(default_factory=dict)
     """Schedule for each number of rows in a microbatch, because a stage's buffers have a fixed shape."""
 
@@ -162,7 +167,8 @@ class Pipe:
         losses: list[torch.Tensor] = []
         for number, batch in enumerate(microbatches):
             setup.announce(Stage.COMPUTE, index)
-            with setup.accumulation(number == len(microbatches) - 1):
+            self.is_last_call = number == len(microbatches) - 1
+            with setup.accumulation(self.is_last_call):
                 losses += self._run(with_equal_chunks(setup.take(batch), self.parallelism.num_chunks), batch.rows, index)
             setup.announce(Stage.READING, index)
         setup.announce(Stage.COMPUTE, index)
@@ -198,12 +204,14 @@ class Pipe:
         self.step, self.divisor = index, part.divisor
         for module in self.modules.values():
             module.step = index
-        schedule = self._schedule(part, rows)
+        schedule, options = self._schedule(part, rows), {}
+        if self.defers_reduction:
+            options["finalize_gradients"] = self.is_last_call
         if self.parallelism.presplit:
             chunks = split_into_chunks(part.inputs if inputs else None, masks, targets, self.parallelism.num_chunks)
-            (step_on_chunks if is_torch_in(TAKES_CHUNKS) else step_on_chunks_privately)(schedule, chunks, losses)
+            (step_on_chunks if is_torch_in(TAKES_CHUNKS) else step_on_chunks_privately)(schedule, chunks, losses, **options)
         else:
-            schedule.step(*inputs, target=targets, losses=losses, **masks)
+            schedule.step(*inputs, target=targets, losses=losses, **options, **masks)
         return losses
 
     def _schedule(self, part: Batch, rows: int) -> Any:
@@ -298,6 +306,8 @@ def finish_pipeline(setup: Setup) -> None:
     pipe = pipe_of(setup)
     assert pipe is not None, "the pipeline is applied before it is finished"
     setup.clip_norm = pipe.clip
+    assert setup.layout is not None, "a layout is applied"
+    pipe.defers_reduction = defers_reduction(setup.training, setup.layout)
     for own, name in pipe.names.items():
         _keep_name(setup.model, name, setup.model.get_parameter(own))
 

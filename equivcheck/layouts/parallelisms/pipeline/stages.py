@@ -18,8 +18,10 @@ from equivcheck.scenario import (
     PipelineSchedule,
     Replicate,
     Replicator,
+    Training,
 )
 from equivcheck.scenario.mesh import PP
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.layers.token_facts import head_parameters
 
@@ -27,6 +29,8 @@ ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 """Schedules with separate passes for input and weight gradients, for every chunk."""
 SPLIT = (*ALWAYS_SPLIT, PipelineSchedule.DUAL_PIPE_V)
 """Schedules with separate passes for input and weight gradients, for at least some chunks."""
+FINALIZES_GRADIENTS = ">=2.15"
+"""Versions whose schedules can leave FSDP stages unreduced until the last of several `step()` calls."""
 INFERS_BACKWARD = ">=2.12"
 """Versions in which a stage behind the first infers shapes by a forward and a backward; earlier versions run only a forward."""
 
@@ -162,6 +166,16 @@ def has_fsdp_stages(layout: Layout) -> bool:
     """Whether pipeline stages are FSDP modules. The schedule then gathers parameters and reduces gradients."""
     replicates = any(each.implementation is Replicator.FSDP for each in layout.of(Replicate))
     return layout.has(Pipeline) and (layout.has(FSDP2) or replicates)
+
+
+def defers_reduction(training: Training, layout: Layout) -> bool:
+    """Whether only the last `step()` call in a training step reduces gradients of FSDP stages (`finalize_gradients`).
+
+    This needs one schedule for all microbatches, so they must have the same number of rows.
+    """
+    waits = has_fsdp_stages(layout) and any(getattr(each, "no_sync", False) for each in layout.parallelisms)
+    rows = training.data.microbatches
+    return waits and len(rows) > 1 and len(set(rows)) == 1 and is_torch_in(FINALIZES_GRADIENTS)
 
 
 def has_ddp_stages(layout: Layout) -> bool:
