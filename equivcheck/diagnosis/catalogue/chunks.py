@@ -56,7 +56,7 @@ def _uneven(data_ranks: int, count: int, *, is_mean: bool) -> Iterator[Mistake]:
         split = partial(_weighted_equally, data_ranks=data_ranks, count=count, total=float(count))
         yield on_one_device(Cause.MICROBATCHES_SUMMED, words, partial(_computing_parts, split=split))
     words = "rows count twice if they pad a chunk that has fewer rows than the pipeline's first chunk"
-    split = partial(_padded, data_ranks=data_ranks, count=count)
+    split = partial(_padded, data_ranks=data_ranks, count=count, is_mean=is_mean)
     yield on_one_device(Cause.ROWS_REPEATED, words, partial(_computing_parts, split=split))
 
 
@@ -71,12 +71,12 @@ def _weighted_equally(batch: Batch, *, data_ranks: int, count: int, total: float
         yield _select(batch, chunk), total * batch.rows / len(chunk) / count
 
 
-def _padded(batch: Batch, *, data_ranks: int, count: int) -> Iterator[tuple[Batch, float]]:
+def _padded(batch: Batch, *, data_ranks: int, count: int, is_mean: bool) -> Iterator[tuple[Batch, float]]:
     chunks = _chunks(batch.rows, data_ranks, count)
     missing = [(len(chunks[0]) - len(chunk)) // data_ranks for chunk in chunks]
     last = [chunk[len(chunk) // data_ranks - 1 :: len(chunk) // data_ranks] for chunk in chunks]
     kept = [row for chunk, rows, number in zip(chunks, last, missing, strict=True) for row in chunk + rows * number]
-    yield _select(batch, kept), batch.rows / len(kept)
+    yield _select(batch, kept), batch.rows / len(kept) if is_mean else 1.0
 
 
 def _select(batch: Batch, rows: list[int]) -> Batch:

@@ -36,8 +36,9 @@ class _WeighsEqually(Pipe):
     """Bug: chunks have equal weights, although their sizes differ."""
 
     def loss_of_chunk(self, rows: int) -> Loss:
-        """Return the mean over a chunk, divided by the chunks."""
-        count = 1 if self.parallelism.scale_grads else self.parallelism.num_chunks
+        """Return the mean over a chunk, divided by the chunks, or the sum."""
+        averages = self.setup.training.loss.is_mean and not self.parallelism.scale_grads
+        count = self.parallelism.num_chunks if averages else 1
         return lambda outputs, targets: self.loss(outputs, targets, rows) / count
 
 
