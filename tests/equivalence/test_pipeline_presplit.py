@@ -13,6 +13,7 @@ from equivcheck.layouts.base.data_rows import with_equal_chunks
 from equivcheck.layouts.composition.limits import limit_reason, repair_training
 from equivcheck.scenario import (
     ActivationSharding,
+    Experts,
     Layer,
     LayerPlan,
     LocalDataParallel,
@@ -45,7 +46,7 @@ def a_scenario(
 ) -> Scenario:
     """Two clipped steps of microbatches that ranks split themselves."""
     pipeline = replace(PIPELINES[name], presplit=True, **options)  # type: ignore[arg-type]
-    loss = {} if model is DECODER else {"loss": Loss.MSE_MEAN}
+    loss = {} if model.head is not None else {"loss": Loss.MSE_MEAN}
     return clipped_scenario(model, {**({"dp": 2} if around else {}), "pp": 2}, pipeline, *around, microbatches=rows, **loss)
 
 
@@ -100,6 +101,15 @@ def test_a_chunk_needs_a_row() -> None:
     scenario = a_scenario("gpipe", LocalDataParallel(), rows=(2, 6))
     assert "a chunk without rows has no mean" in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_training(scenario.training, scenario.layout).data.microbatches == (4, 6)
+
+
+def test_padded_rows_choose_no_experts() -> None:
+    """A router's bias counts the choices of each chunk, so chunks must be equal."""
+    layer = Experts(hidden=3, num_experts=2, router_bias_rate=0.125)
+    model = replace(DECODER, layers=(*DECODER.layers[:3], layer))
+    scenario = a_scenario("gpipe", rows=(5, 4), model=model)
+    assert "experts that padded rows choose" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert repair_training(scenario.training, scenario.layout).data.microbatches == (6, 4)
 
 
 def test_smaller_chunks_repeat_their_last_row() -> None:

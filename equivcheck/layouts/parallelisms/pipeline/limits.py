@@ -107,6 +107,18 @@ def _with_at_least(training: Training, rows: int) -> Training:
     return replace(training, data=replace(training.data, microbatches=microbatches))
 
 
+NO_CHOICES_OF_PADDING = Limit(
+    reason="pipeline: a router's bias with presplit chunks of unlike size is not supported: experts that padded rows choose "
+    "would count",
+    applies=lambda training, layout: (
+        parallelism_of(layout, Pipeline).presplit
+        and training.model.has_router_bias
+        and not all_multiples(training.data.microbatches, _row_multiple(layout))
+    ),
+    repair=lambda training, layout: with_rows(training, _row_multiple(layout)),
+)
+
+
 NOTHING_BEHIND_FROZEN_LAYERS = UpstreamLimit(
     reason="pipeline: a stage behind frozen layers only is not supported: it has no gradient to send, and torch refuses that",
     applies=lambda training, layout: bool(stages_behind_frozen_layers(training.model, layout)),
@@ -246,6 +258,7 @@ LIMITS: tuple[Limit, ...] = (
     ROWS_FIRST,
     EVEN_CHUNKS,
     A_ROW_FOR_EACH_CHUNK,
+    NO_CHOICES_OF_PADDING,
     NO_COUNTER,
     NO_LOSS_OF_LAYERS,
     NOTHING_BEHIND_FROZEN_LAYERS,
