@@ -70,7 +70,6 @@ COMPOSITIONS: tuple[str, ...] = (
     "fsdp2 x pipeline x local_tensor_parallel",
     "fsdp2 x pipeline x context_parallel",
     "fsdp2 x pipeline x expert_parallel",
-    "ddp x pipeline x local_tensor_parallel",
     "pipeline x context_parallel x local_tensor_parallel",
     "pipeline x expert_parallel x local_tensor_parallel",
 )
