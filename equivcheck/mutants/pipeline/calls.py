@@ -10,7 +10,7 @@ import torch
 from equivcheck.layouts.base.gradients_by_hand import sum_gradients
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe, pipe_of
-from equivcheck.layouts.parallelisms.pipeline.stages import has_weight_of_two_stages
+from equivcheck.layouts.parallelisms.pipeline.stages import defers_reduction, has_weight_of_two_stages
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, has_microbatches, layouts_with
 from equivcheck.mutants.pipeline.stages import Loss, use_pipe
@@ -109,7 +109,7 @@ def _averages_calls(scenario: Scenario) -> bool:
 def _can_scale(scenario: Scenario) -> bool:
     """Whether `scale_grads` is off, and would divide each gradient once after each of several runs."""
     pipeline = parallelism_of(scenario.layout, Pipeline)
-    scales = pipeline.num_chunks > 1 and not pipeline.scale_grads
+    scales = pipeline.num_chunks > 1 and not pipeline.scale_grads and not defers_reduction(scenario.training, scenario.layout)
     return scales and _averages_calls(scenario) and not has_weight_of_two_stages(scenario.training.model, scenario.layout)
 
 
