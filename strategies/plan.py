@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     LayerPlan,
     Layout,
     LocalTensorParallel,
+    Pipeline,
     PlannedParallelism,
     Split,
     TensorParallel,
@@ -38,8 +39,12 @@ _USUALLY = st.sampled_from((True,) * 5 + (False,))
 
 
 def needs_plan(layout: Layout) -> bool:
-    """Whether the layout has tensor parallelism whose plan must still be drawn. The default plan marks it."""
-    return any(parallelism.plan == _NO_PLAN for parallelism in layout.of(PlannedParallelism))
+    """Whether the layout has tensor parallelism whose plan must still be drawn.
+
+    The default plan marks it. Under a pipeline, repairs repeat the default entry until each stage has one.
+    """
+    plans = [parallelism.plan for parallelism in layout.of(PlannedParallelism)]
+    return any(set(plan) == {_WHOLE} if layout.has(Pipeline) else plan == _NO_PLAN for plan in plans)
 
 
 def with_usual_bases(draw: DrawFn, training: Training, layout: Layout) -> Training:

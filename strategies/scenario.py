@@ -24,6 +24,7 @@ from equivcheck.strategies.stages import (
     with_drawn_boundaries,
     with_drawn_schedule,
     with_usual_rows,
+    with_usual_stage_ends,
 )
 from equivcheck.strategies.training import trainings
 
@@ -101,6 +102,7 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
     if needs_plan(layout):
         training = fit_training(training, with_idle_plan(layout, training), beyond=beyond)
         layout = with_drawn_plan(draw, layout, training, beyond=beyond)
+        training = with_usual_stage_ends(draw, training, layout) if staged else training
     training = fit_training(training, layout, beyond=beyond)
     return Scenario(training=training, layout=layout, schedule_seed=draw(SEEDS))
 

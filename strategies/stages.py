@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.base.limits.limit import parallelism_of
-from equivcheck.layouts.base.limits.repairs import with_num_layers, with_options
+from equivcheck.layouts.base.limits.repairs import each_layer, with_num_layers, with_options
 from equivcheck.layouts.composition.limits import repair_layout
 from equivcheck.layouts.parallelisms.pipeline.limits import A_CHUNK_FOR_EACH_STAGE
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     has_ddp_stages,
+    has_dtensors_in_layers,
     has_fsdp_stages,
     has_lost_gradients,
     has_replicate_ddp_stages,
     num_stages,
     splits_backward,
 )
+from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view, without_view
 from equivcheck.scenario import FSDP2, ExpertParallel, ExpertStorage, Layout, Pipeline, PipelineSchedule, Training
 from equivcheck.scenario.mesh import DP, PP, SHARD
 from equivcheck.scenario.model import MAX_LAYERS
@@ -52,6 +54,7 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
         static_shapes=draw(SOMETIMES),
         scale_grads=draw(SOMETIMES),
         presplit=draw(SOMETIMES),
+        sends_dtensors=has_dtensors_in_layers(layout) and draw(EVENLY),
     )
     layout = _with_pipeline(layout, pipeline)
     return repair_layout(_usually_right(draw, layout))
@@ -95,6 +98,18 @@ def with_usual_rows(draw: DrawFn, training: Training, layout: Layout) -> Trainin
         return training
     rows = training.data.microbatches
     return replace(training, data=replace(training.data, microbatches=rows[:1] * len(rows)))
+
+
+def with_usual_stage_ends(draw: DrawFn, training: Training, layout: Layout) -> Training:
+    """Usually give middle stages outputs that are no views, if planned modules return local tensors of DTensors.
+
+    Schedules that split the backward refuse views (`split_backward_of_view`), and nearly every planned layer returns one.
+    """
+    may_return_views = has_dtensors_in_layers(layout) and splits_backward(layout)
+    ends = ends_of_middle_stages_in_view(training.model, layout) if may_return_views else ()
+    if not (ends and draw(_USUALLY)):
+        return training
+    return each_layer(training, lambda index, layer: without_view(layer) if index in ends else layer)
 
 
 def with_a_layer_for_each_stage(training: Training, layout: Layout) -> Training:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
 from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import ClipNorm, Layout, Training
@@ -50,6 +51,13 @@ class Setup:
     """Whether `parts` are pipeline stages, which a pipeline schedule calls."""
     num_chunks: int = 1
     """Number of equal chunks of rows in which each microbatch is computed. Pipelines set it."""
+    activation_mesh: DeviceMesh | None = None
+    """Mesh of the DTensors in layers' modules. None if they compute plain tensors."""
+    activation_placements: tuple[Placement, ...] = ()
+    """DTensor placement of each layer's input, and as the last entry the last layer's output placement.
+
+    Empty if layers' modules compute plain tensors.
+    """
     take: Callable[[Batch], Batch] = lambda batch: batch
     """Function that selects this rank's rows or positions from a microbatch."""
     loss: Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor] = loss_of

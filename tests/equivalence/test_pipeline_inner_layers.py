@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,9 @@ from equivcheck.scenario import (
     Parallelism,
     Pipeline,
     PipelineSchedule,
+    PlannedParallelism,
     Split,
+    TensorParallel,
     Tokens,
     Wrapping,
 )
@@ -57,6 +60,12 @@ DECODER = Model(
     ),
     head=Head(norm=Norm.RMS),
 )
+EVEN = replace(
+    DECODER,
+    length=4,
+    layers=(DECODER.layers[0], GatedMLP(hidden=4, bias=True), DECODER.layers[2], GatedMLP(hidden=4, norm=Norm.RMS)),
+)
+"""A decoder whose heads, hidden features and positions two ranks can share evenly, as DTensors need."""
 SCHEDULES = {
     "gpipe": Pipeline(num_chunks=2),
     "zbv": Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2, num_chunks=2),
@@ -64,22 +73,24 @@ SCHEDULES = {
 SPLITS = (Split.HEADS_OR_HIDDEN, Split.HEADS_OR_HIDDEN, Split.COLWISE, Split.HEADS_OR_HIDDEN)
 
 
-def planned(output: ActivationSharding, collectives: Collectives = Collectives.FUNCTIONAL) -> LocalTensorParallel:
+def planned(output: ActivationSharding, kind: type[PlannedParallelism] = LocalTensorParallel, **options: Any) -> Parallelism:
     """All layers sharded, with a loss over sharded logits."""
-    return LocalTensorParallel(
+    return kind(
         plan=tuple(LayerPlan(split=split, output=output) for split in SPLITS),
         source=Split.ROWWISE,
         source_output=output,
         head=Split.COLWISE,
         loss_parallel=True,
-        collectives=collectives,
+        **options,
     )
 
 
 INNER: dict[str, tuple[str, Parallelism]] = {
     "tensor": ("tp", planned(ActivationSharding.REPLICATED)),
     "sequence": ("tp", planned(ActivationSharding.ROWS)),
-    "typed": ("tp", planned(ActivationSharding.ROWS, Collectives.TYPED)),
+    "typed": ("tp", planned(ActivationSharding.ROWS, collectives=Collectives.TYPED)),
+    "dtensor": ("tp", planned(ActivationSharding.REPLICATED, TensorParallel)),
+    "dtensor_sequence": ("tp", planned(ActivationSharding.ROWS, TensorParallel)),
     "gather": ("cp", ContextParallel(balance=LoadBalancer.HEAD_TAIL)),
     "ring": ("cp", ContextParallel(exchange=AttentionExchange.RING)),
     "experts": ("ep", ExpertParallel()),
@@ -90,7 +101,8 @@ def a_scenario(inner: str, pipeline: Pipeline, *around: Parallelism, rows: tuple
     """Two clipped steps of two microbatches, by default of unequal size."""
     axis, parallelism = INNER[inner]
     axes = {**({"dp": 2} if around else {}), "pp": 2, axis: 2}
-    return clipped_scenario(DECODER, axes, parallelism, pipeline, *around, microbatches=rows)
+    model = EVEN if isinstance(parallelism, TensorParallel) else DECODER
+    return clipped_scenario(model, axes, parallelism, pipeline, *around, microbatches=rows)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -102,6 +114,31 @@ def test_spread_layers_in_stages_equal_one_device(inner: str, name: str) -> None
     verdict = check(scenario)
     verdict.assert_equivalent()
     assert "each chunk communicates" in verdict.unmodelled
+
+
+@pytest.mark.parametrize("schedule", PipelineSchedule)
+@pytest.mark.parametrize("inner", ["dtensor", "dtensor_sequence"])
+def test_stages_send_dtensors(inner: str, schedule: PipelineSchedule) -> None:
+    """Stages of all schedules get the placements of what other stages send, and of its gradient."""
+    stages_per_rank = 1 if schedule.is_single else 2
+    pipeline = Pipeline(schedule=schedule, stages_per_rank=stages_per_rank, num_chunks=4, sends_dtensors=True)
+    scenario = a_scenario(inner, pipeline)
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
+
+
+@pytest.mark.torch(">=2.12", "PipelineStage of earlier versions has no get_mesh")
+def test_processes_send_dtensors() -> None:
+    """Gloo computes what simulated ranks compute."""
+    check(a_scenario("dtensor_sequence", replace(SCHEDULES["zbv"], sends_dtensors=True)), world="gloo").assert_equivalent()
+
+
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
+def test_only_stages_with_dtensors_send_them() -> None:
+    """Activations of other layers have no placements."""
+    scenario = a_scenario("tensor", Pipeline(num_chunks=2, sends_dtensors=True))
+    assert "sends_dtensors without parallelize_module" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert repair_layout(scenario.layout) == a_scenario("tensor", Pipeline(num_chunks=2)).layout
 
 
 @pytest.mark.parametrize("inner", ["sequence", "gather", "experts"])
@@ -139,15 +176,24 @@ def test_processes_compute_the_same(inner: str, name: str) -> None:
     check(scenario, world="gloo").assert_equivalent()
 
 
-def of_rows(collectives: Collectives, *around: Parallelism, dropout: float = 0.25, rows: tuple[int, int] = (10, 2)) -> Scenario:
+def of_rows(
+    *around: Parallelism,
+    kind: type[PlannedParallelism] = LocalTensorParallel,
+    width: int = 3,
+    dropout: float = 0.25,
+    rows: tuple[int, int] = (10, 2),
+    sends_dtensors: bool = False,
+    **options: Any,
+) -> Scenario:
     """Linears without sequences, which leave shards of rows or of features."""
     outputs = (ActivationSharding.ROWS, ActivationSharding.FEATURES, ActivationSharding.ROWS, ActivationSharding.REPLICATED)
     splits = (Split.ROWWISE, Split.COLWISE, Split.ROWWISE, Split.COLWISE)
     plan = tuple(LayerPlan(split=split, output=output) for split, output in zip(splits, outputs, strict=True))
-    model = Model(features=3, layers=tuple(Layer(width=3, dropout=dropout, activation=Activation.TANH) for _ in plan))
+    model = Model(features=width, layers=tuple(Layer(width=width, dropout=dropout, activation=Activation.TANH) for _ in plan))
     axes = {**({"dp": 2} if around else {}), "pp": 2, "tp": 2}
-    tensor_parallel = LocalTensorParallel(plan=plan, collectives=collectives)
-    return clipped_scenario(model, axes, tensor_parallel, SCHEDULES["zbv"], *around, microbatches=rows, loss=Loss.MSE_MEAN)
+    tensor_parallel = kind(plan=plan, **options)
+    pipeline = replace(SCHEDULES["zbv"], sends_dtensors=sends_dtensors)
+    return clipped_scenario(model, axes, tensor_parallel, pipeline, *around, microbatches=rows, loss=Loss.MSE_MEAN)
 
 
 @pytest.mark.parametrize("collectives", [Collectives.FUNCTIONAL, pytest.param(Collectives.TYPED, marks=TYPED)])
@@ -156,7 +202,7 @@ def test_stages_send_shards_of_rows_and_features(collectives: Collectives) -> No
 
     Five rows are not a multiple of the ranks. If a chunk has one row, one rank has none.
     """
-    scenario = of_rows(collectives)
+    scenario = of_rows(collectives=collectives)
     require_supported(scenario)
     check(scenario).assert_equivalent()
 
@@ -164,17 +210,39 @@ def test_stages_send_shards_of_rows_and_features(collectives: Collectives) -> No
 @pytest.mark.parametrize("around", [(), (LocalDataParallel(),)], ids=["two_axes", "three_axes"])
 def test_a_script_computes_what_ranks_compute(around: tuple[Parallelism, ...], tmp_path: Path) -> None:
     """A script gathers shards only from ranks with the same stage."""
-    scenario = of_rows(Collectives.FUNCTIONAL, *around, dropout=0.0, rows=(8, 4))
+    scenario = of_rows(*around, dropout=0.0, rows=(8, 4))
     require_supported(scenario)
     script, differences = run_script(scenario, tmp_path)
     assert "neighbours = mesh[" in script
     assert differences.keys() == differences_of_traces(scenario).keys()
 
 
+@pytest.mark.parametrize("sends_dtensors", [False, True])
+def test_a_script_with_dtensors_computes_what_ranks_compute(sends_dtensors: bool, tmp_path: Path) -> None:
+    """A script calls `parallelize_module` before it keeps a rank's stages, and gathers DTensors within each stage."""
+    scenario = of_rows(kind=TensorParallel, width=4, dropout=0.0, rows=(8, 4), sends_dtensors=sends_dtensors)
+    require_supported(scenario)
+    script, differences = run_script(scenario, tmp_path)
+    assert script.index("    parallelize_module(") < script.index("PipelineStage(")
+    assert differences.keys() == differences_of_traces(scenario).keys()
+
+
+def test_a_script_shards_features_of_masks_over_tensor_parallel_ranks(tmp_path: Path) -> None:
+    """Ranks of other stages hold no shard of a layer's features."""
+    plan = LocalTensorParallel(
+        plan=(LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
+    )
+    model = Model(features=4, layers=(Layer(width=4, dropout=0.25), Layer(width=4)))
+    scenario = clipped_scenario(model, {"pp": 2, "tp": 2}, plan, SCHEDULES["gpipe"], microbatches=(4, 4), loss=Loss.MSE_MEAN)
+    require_supported(scenario)
+    _, differences = run_script(scenario, tmp_path)
+    assert differences.keys() == differences_of_traces(scenario).keys()
+
+
 def test_a_script_shards_no_rows_of_chunks() -> None:
     """The masks of each chunk would have to be sharded by themselves."""
     with pytest.raises(CannotExport, match="dropout on sharded rows in a pipeline"):
-        script_of(of_rows(Collectives.FUNCTIONAL))
+        script_of(of_rows())
 
 
 @pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
@@ -183,6 +251,15 @@ def test_shapes_of_shards_are_inferred() -> None:
     scenario = a_scenario("sequence", Pipeline(num_chunks=2, static_shapes=True))
     assert "static_shapes over tensor parallelism" in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout) == a_scenario("sequence", Pipeline(num_chunks=2)).layout
+
+
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
+def test_a_plan_has_an_entry_for_each_stage() -> None:
+    """Otherwise one repair would add layers for the stages, and another would remove them for the plan."""
+    scenario = a_scenario("dtensor", SCHEDULES["zbv"])
+    short = replace(scenario.layout, parallelisms=(TensorParallel(), SCHEDULES["zbv"]))
+    assert "fewer entries than stages" in (limit_reason(scenario.training, short) or "")
+    assert repair_layout(short).parallelisms[0] == TensorParallel(plan=(LayerPlan(),) * 4)
 
 
 @pytest.mark.parametrize("around", [(), (LocalDataParallel(),), (SHARDED_STAGES,)])

@@ -64,6 +64,7 @@ COMPOSITIONS: tuple[str, ...] = (
     "pipeline x local_tensor_parallel",
     "pipeline x context_parallel",
     "pipeline x expert_parallel",
+    "pipeline x tensor_parallel",
     "local_data_parallel x pipeline x local_tensor_parallel",
     "local_data_parallel x pipeline x context_parallel",
     "local_data_parallel x pipeline x expert_parallel",

@@ -15,7 +15,7 @@ from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.layouts.base.plan.linears import LinearPlan, head_plan, linear_plan
 from equivcheck.layouts.base.plan.rules import inputs_of
-from equivcheck.layouts.parallelisms.pipeline.known import ENDS_IN_VIEW
+from equivcheck.layouts.parallelisms.pipeline.views import ENDS_IN_VIEW
 from equivcheck.scenario import (
     FSDP1,
     ActivationSharding,

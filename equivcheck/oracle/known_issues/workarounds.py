@@ -22,20 +22,18 @@ from equivcheck.layouts.base.limits.repairs import (
     without_ties,
 )
 from equivcheck.layouts.parallelisms.fsdp1.known import replicas_of_one_shard
-from equivcheck.layouts.parallelisms.pipeline.known import ends_in_view
+from equivcheck.layouts.parallelisms.pipeline.views import ends_in_view, without_view
 from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
     SPMD,
-    AnyLayer,
     Checkpointing,
     ClipNorm,
     ClipValue,
     Compile,
     Distribution,
     ExpertParallel,
-    Experts,
     ExpertStorage,
     IgnoredLabels,
     Implementation,
@@ -173,16 +171,10 @@ def no_views(scenario: Scenario) -> Scenario:
     """Change each layer that returns a view, so that it returns a new tensor."""
     model = scenario.training.model
     layers = (
-        _without_view(layer) if any(ends_in_view(model, index, layout) for layout in scenario.layouts) else layer
+        without_view(layer) if any(ends_in_view(model, index, layout) for layout in scenario.layouts) else layer
         for index, layer in enumerate(model.layers)
     )
     return replace(scenario, training=with_model(scenario.training, layers=tuple(layers)))
-
-
-def _without_view(layer: AnyLayer) -> AnyLayer:
-    if isinstance(layer, Experts):
-        return replace(layer, residual=True)
-    return layer.with_fields(**({"shape_op": None} if layer.shape_op else {"bias": False}))
 
 
 @_in_training

@@ -63,6 +63,8 @@ class Pipeline(Parallelism):
     """Whether ranks split each microbatch themselves and pass its chunks to the schedule; otherwise `step()` splits it. If the
     first chunks have one row more, the others repeat their last row, which the loss leaves out.
     """
+    sends_dtensors: bool = option(default=False, calls=False)
+    """Whether stages pass DTensors to each other; otherwise they pass local tensors. Only with `TensorParallel`."""
 
     def __post_init__(self) -> None:
         require_between(self, "num_chunks", 1, MAX_CHUNKS)

@@ -61,6 +61,8 @@ class PlannedParallelism(Parallelism):
     """Base class for tensor parallelism: a plan shards embedding, layers and head, and places the activations between them."""
 
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((TP,),)
+    returns_local_tensors: ClassVar[bool] = False
+    """Whether modules in the plan compute DTensors and return their local tensors, which are views."""
     plan: tuple[LayerPlan, ...] = (LayerPlan(),)
     """One entry per layer, 1 to 8.
 
@@ -136,6 +138,8 @@ class TensorParallel(PlannedParallelism):
     """`torch.distributed.tensor.parallel.parallelize_module` with a plan for each layer."""
 
     tag: ClassVar[str] = "tensor_parallel"
+    stage_position: ClassVar[StagePosition | None] = StagePosition.INSIDE
+    returns_local_tensors: ClassVar[bool] = True
     traceable: ClassVar[bool] = True
     redistribute_gradients: bool = True
     """Whether hooks redistribute gradients, as in `SPMD.redistribute_gradients`.

@@ -17,6 +17,7 @@ from typing import Any, Never
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.sim.refusals import CallRefused
@@ -227,6 +228,14 @@ def raw_memory() -> Any:
     Real collectives write in the same way, because a network card writes directly to memory.
     """
     return torch._C._ExcludeDispatchKeyGuard(_HIDDEN)
+
+
+def wait_for_result(tensor: Any) -> Any:
+    """Return the result of a functional collective, after waiting for it. Everything else is returned unchanged.
+
+    Torch's dispatcher does this before gloo gets the tensor. A process group written in Python is called directly.
+    """
+    return tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor  # type: ignore[no-untyped-call]
 
 
 def in_backward_node() -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.partition import shard_dim
 from equivcheck.layouts.base.plan.rules import rows_dim
-from equivcheck.layouts.base.script.draft import Draft, LoopPosition
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.loop import order_of
 from equivcheck.layouts.base.script.mesh import inner_ranks, mesh_of
 from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.scenario import ActivationSharding, ClipNorm, ExpertParallel, Pipeline, PlannedParallelism
-from equivcheck.scenario.mesh import EP
+from equivcheck.scenario.mesh import CP, EP, TP
 from equivcheck.training.layers.parameters import parameters_of
 
 
@@ -101,15 +101,29 @@ def sharded_dims(draft: Draft) -> str:
     return f"{{{items}}}"
 
 
+def placement_code(draft: Draft, sharding: ActivationSharding) -> str:
+    """Return code for the DTensor placement of an activation."""
+    rows = rows_dim(draft.scenario.training.model)
+    placements = {
+        ActivationSharding.REPLICATED: "Replicate()",
+        ActivationSharding.ROWS: f"Shard({rows})",
+        ActivationSharding.FEATURES: "Shard(-1)",
+    }
+    return placements[sharding]
+
+
 def shard_masks(draft: Draft, parallelism: PlannedParallelism) -> None:
     """Let the script shard each dropout mask like its layer's output."""
-    size, layers = inner_ranks(draft.scenario.layout), draft.scenario.training.model.layers
-    if size == 1:
+    layout, model = draft.scenario.layout, draft.scenario.training.model
+    if inner_ranks(layout) == 1:
         return
-    masked = [entry for layer, entry in zip(layers, parallelism.plan, strict=True) if layer.dropout]
+    size = layout.mesh.size(TP, CP)
+    masked = [entry for layer, entry in zip(model.layers, parallelism.plan, strict=True) if layer.dropout]
+    if has_stages(draft) and model.length is None and any(entry.output is ActivationSharding.ROWS for entry in masked):
+        raise refuse("dropout on sharded rows in a pipeline", "sharding each chunk's rows takes too much code for a short script")
     for index, entry in enumerate(masked):
         if entry.output is not ActivationSharding.REPLICATED:
-            rows = rows_dim(draft.scenario.training.model)
+            rows = rows_dim(model)
             dim = rows if entry.output is ActivationSharding.ROWS else rows + 1
             along = f", {dim}" if dim else ""
             draft.add(LoopPosition.TAKE, f"masks[{index}] = masks[{index}].chunk({size}{along})[dist.get_rank() % {size}]")

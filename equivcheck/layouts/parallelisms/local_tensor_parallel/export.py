@@ -18,14 +18,10 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules impor
 )
 from equivcheck.scenario import (
     FSDP2,
-    ActivationSharding,
     Collectives,
     ContextParallel,
     ExpertParallel,
-    Layout,
     LocalTensorParallel,
-    Pipeline,
-    Training,
 )
 
 
@@ -44,8 +40,6 @@ def write(draft: Draft, parallelism: LocalTensorParallel) -> None:
         raise refuse("LocalTensorParallel.loss_parallel", "a vocabulary-parallel loss takes too much code for a short script")
     if parallelism.collectives is not Collectives.FUNCTIONAL:
         raise refuse("LocalTensorParallel.collectives", "it needs the package spmd_types, but scripts need only torch")
-    if _masks_rows_of_chunks(training, layout):
-        raise refuse("dropout on sharded rows in a pipeline", "sharding each chunk's rows takes too much code for a short script")
     mesh, rows = mesh_of(draft, parallelism), training.model.length or 0
     regions = planned_regions(training.model, parallelism)
     _define(draft)
@@ -66,13 +60,6 @@ def write(draft: Draft, parallelism: LocalTensorParallel) -> None:
         draft.add(LoopPosition.TAKE, f"ranks.rows = inputs.shape[{training.data.batch_dim}]{chunk}")
     shard_masks(draft, parallelism)
     read_local_shards(draft)
-
-
-def _masks_rows_of_chunks(training: Training, layout: Layout) -> bool:
-    """Whether a dropout mask is sharded by the rows of each of a pipeline's chunks."""
-    (plan,) = (parallelism.plan for parallelism in layout.of(LocalTensorParallel))
-    masked = (entry.output for layer, entry in zip(training.model.layers, plan, strict=True) if layer.dropout)
-    return layout.has(Pipeline) and training.model.length is None and ActivationSharding.ROWS in masked
 
 
 def _define(draft: Draft) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.form import two_predictions
 from equivcheck.layouts.base.script.loop import has_several_microbatches, loss_of, order_of
-from equivcheck.layouts.base.script.mesh import last_number, mesh_of
+from equivcheck.layouts.base.script.mesh import last_number, mesh_of, submesh_of
+from equivcheck.layouts.base.script.shards import placement_code
 from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.layouts.parallelisms.pipeline.export_chunks import define_chunks, has_equal_chunks, step_code
 from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
@@ -30,8 +32,9 @@ from equivcheck.scenario import (
     NormType,
     Pipeline,
     Replicate,
+    TensorParallel,
 )
-from equivcheck.scenario.mesh import PP
+from equivcheck.scenario.mesh import PP, TP
 
 
 def write(draft: Draft, parallelism: Pipeline) -> None:
@@ -40,9 +43,11 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     if not all(isinstance(each, WRITTEN) for each in layout.parallelisms):
         raise refuse(
             f"layout {layout.name}",
-            "scripts support a pipeline by itself, or with DDP, replicate, fully_shard, local_data_parallel or "
-            "local_tensor_parallel",
+            "scripts support a pipeline by itself, or with DDP, replicate, fully_shard, local_data_parallel, "
+            "local_tensor_parallel or tensor_parallel",
         )
+    if any(each.loss_parallel for each in layout.of(TensorParallel)):
+        raise refuse("TensorParallel.loss_parallel in a pipeline", "a loss of DTensors takes too much code for a short script")
     ranks = layout.mesh.size(PP)
     draft.has_parts = any(each.reduces_each_module for each in layout.parallelisms)
     draft.need("torch.distributed.pipelining", "PipelineStage")
@@ -57,8 +62,10 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         draft.add(LoopPosition.WRAP, f"pipe_rank = {mesh_of(draft, parallelism)}.get_local_rank()")
     if draft.form.stack != "model":
         draft.definitions.append(_stage_class(draft))
+    if parallelism.sends_dtensors:
+        _define_placed(draft, spans)
     shared = weights_of_several_ranks(training.model, parallelism, ranks)
-    if shared and (has_fsdp_stages(layout) or draft.reading):
+    if shared and (has_fsdp_stages(layout) or draft.reading or draft.has_dtensors):
         raise refuse(
             f"layout {layout.name} with a weight shared by several ranks",
             "the other parallelism replaces each rank's copy of the weight",
@@ -72,13 +79,18 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         define_chunks(draft, parallelism, _rows(draft))
     draft.computes = _compute(draft, parallelism, ranks)
     if isinstance(training.clipping, ClipNorm):
+        if draft.mixes_tensors:
+            raise refuse(
+                "clipping by norm in a pipeline with layers outside the plan",
+                "separate norms of DTensors and plain tensors on each stage take too much code for a short script",
+            )
         draft.definitions.append(_clip(draft, training.clipping, "counted" if shared else "parameters"))
         counted = ["[weight for weight in model.parameters() if weight not in uncounted]"] * bool(shared)
         clipped = ["parameters", "neighbours"] if draft.reading else ["list(model.parameters())", *counted]
         draft.clip_norm = call("clip_across_stages", *clipped, group=_group(draft, parallelism))
 
 
-WRITTEN = (Pipeline, LocalDataParallel, DDP, Replicate, FSDP2, LocalTensorParallel)
+WRITTEN = (Pipeline, LocalDataParallel, DDP, Replicate, FSDP2, LocalTensorParallel, TensorParallel)
 """Parallelisms supported by scripts together with a pipeline."""
 
 
@@ -236,6 +248,8 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
         )
         shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}
     group = _group(draft, parallelism)
+    if parallelism.sends_dtensors:
+        shapes["get_mesh"] = f"lambda names, layout: {submesh_of(draft, TP)}"
     if draft.scenario.training.model.has_router_bias and list(COUNTING_STAGE) not in draft.definitions:
         draft.definitions.append(list(COUNTING_STAGE))
     kind = "CountingStage" if draft.scenario.training.model.has_router_bias else "PipelineStage"
@@ -244,7 +258,39 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
 
 def _layers(draft: Draft) -> str:
     """Code for the module with a stage's layers."""
-    return "model[STAGES[number].start : STAGES[number].stop]" if draft.form.stack == "model" else "Stage(model, STAGES[number])"
+    is_sequence = draft.form.stack == "model"
+    layers = "model[STAGES[number].start : STAGES[number].stop]" if is_sequence else "Stage(model, STAGES[number])"
+    return f"Placed({layers}, {submesh_of(draft, TP)}, SENT[number])" if _sends_dtensors(draft) else layers
+
+
+def _sends_dtensors(draft: Draft) -> bool:
+    return any(pipeline.sends_dtensors for pipeline in draft.scenario.layout.of(Pipeline))
+
+
+def _define_placed(draft: Draft, spans: tuple[range, ...]) -> None:
+    """Define a module around a stage that takes and returns DTensors."""
+    (plan,) = draft.scenario.layout.of(TensorParallel)
+    inputs = inputs_of(draft.scenario.training.model, plan)
+    sent = ", ".join([*(placement_code(draft, inputs[span.stop]) for span in spans[:-1]), "None"])
+    used = (name for name in ("Replicate", "Shard") if f"{name}(" in sent)
+    draft.need("torch.distributed.device_mesh", "DeviceMesh")
+    draft.need("torch.distributed.tensor", "DTensor", "Placement", *used)
+    draft.definitions.append([f"SENT = [{sent}]  # placement of each stage's output"])
+    made = ["super().__init__()", "self.stage, self.mesh, self.sent = stage, mesh, sent"]
+    body = [
+        "values = self.stage(values.to_local() if isinstance(values, DTensor) else values, **masks)",
+        "return values if self.sent is None else DTensor.from_local(values, self.mesh, [self.sent], run_check=False)",
+    ]
+    draft.definitions.append(
+        [
+            "class Placed(nn.Module):",
+            '    """Stage that takes and returns DTensors."""',
+            "",
+            *indent_lines(block("def __init__(self, stage: nn.Module, mesh: DeviceMesh, sent: Placement | None) -> None:", made)),
+            "",
+            *indent_lines(block("def forward(self, values, **masks):", body)),
+        ]
+    )
 
 
 def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
@@ -337,7 +383,7 @@ def _clip(draft: Draft, clipping: ClipNorm, counted: str) -> list[str]:
     else:
         across = [f"norm = norm**{order}", call("dist.all_reduce", "norm", group=group), f"norm = norm ** (1 / {order})"]
     norm = f"nn.utils.get_total_norm(gradients, {order})"
-    norm = f"full({norm})" if has_fsdp_stages(draft.scenario.layout) else norm
+    norm = f"full({norm})" if has_fsdp_stages(draft.scenario.layout) or draft.has_dtensors else norm
     taken = f", {counted}: list[nn.Parameter]" * (counted != "parameters") + ", group: dist.ProcessGroup" * (group is not None)
     head = [f"def clip_across_stages(parameters: list[nn.Parameter]{taken}) -> torch.Tensor:"]
     gradients = [f"gradients = [parameter.grad for parameter in {counted} if parameter.grad is not None]"]

@@ -19,13 +19,11 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     trained_layers,
     uses_of_weights,
 )
-from equivcheck.scenario import AnyLayer, ExpertParallel, Experts, Layout, Model, Pipeline, PipelineSchedule, Scenario, ShapeOp
+from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view
+from equivcheck.scenario import AnyLayer, Pipeline, PipelineSchedule, Scenario
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Divergence
-
-ENDS_IN_VIEW = (ShapeOp.FLATTEN, ShapeOp.SQUEEZE, ShapeOp.VIEW)
-"""Shape operations that make a layer's output a view."""
 
 
 def _pipeline(scenario: Scenario) -> Pipeline | None:
@@ -146,30 +144,10 @@ def _stage_of(scenario: Scenario, tensor: str) -> int | None:
     return None if layer is None else stages[layer]
 
 
-def ends_in_view(model: Model, index: int, layout: Layout) -> bool:
-    """Whether a layer's output is a view.
-
-    This holds after some shape operations, after a linear with a bias on sequences, and after experts that exchange rows between
-    ranks.
-    """
-    layer = model.layers[index]
-    is_flattened = model.length is not None and layer.bias and layer.ends_in_linear
-    return layer.shape_op in ENDS_IN_VIEW or is_flattened or _puts_rows_back(layer, layout)
-
-
-def _puts_rows_back(layer: AnyLayer, layout: Layout) -> bool:
-    """Whether the last operation puts rows back into the shape that they had before they were sent to experts."""
-    return isinstance(layer, Experts) and layer.ends_in_routed_sum and (layer.dispatched or layout.has(ExpertParallel))
-
-
 @need
 def stage_ends_in_view(scenario: Scenario) -> bool:
     """Whether the output of some stage between the first and the last is a view."""
-    pipeline = _pipeline(scenario)
-    if pipeline is None:
-        return False
-    model = scenario.training.model
-    return any(ends_in_view(model, span[-1], scenario.layout) for span in _spans(scenario, pipeline)[1:-1])
+    return scenario.layout.has(Pipeline) and bool(ends_of_middle_stages_in_view(scenario.training.model, scenario.layout))
 
 
 @need

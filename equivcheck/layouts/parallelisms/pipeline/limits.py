@@ -19,6 +19,7 @@ from equivcheck.layouts.base.limits.repairs import (
 )
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     defers_reduction,
+    has_dtensors_in_layers,
     has_weight_of_two_stages,
     num_stages,
     splits_backward,
@@ -26,6 +27,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
 )
 from equivcheck.scenario import (
     Checkpointing,
+    LayerPlan,
     Layout,
     Loss,
     Parallelism,
@@ -196,6 +198,39 @@ SHAPES_OF_FULL_ACTIVATIONS = LayoutLimit(
     repair=lambda layout: with_options(layout, Pipeline, static_shapes=False),
 )
 
+
+def _with_longer_plan(layout: Layout) -> Layout:
+    (planned,) = layout.of(PlannedParallelism)
+    missing = _least_layers(layout) - len(planned.plan)
+    return with_options(layout, type(planned), plan=(*planned.plan, *(LayerPlan(),) * missing))
+
+
+AN_ENTRY_FOR_EACH_STAGE = LayoutLimit(
+    reason="pipeline: a tensor-parallel plan with fewer entries than stages is not supported: each stage needs a layer, and each "
+    "layer an entry",
+    applies=lambda layout: any(len(each.plan) < _least_layers(layout) for each in layout.of(PlannedParallelism)),
+    repair=_with_longer_plan,
+)
+
+
+def _with_plain_messages(layout: Layout) -> Layout:
+    return with_options(layout, Pipeline, sends_dtensors=False)
+
+
+PLACED_MESSAGES = LayoutLimit(
+    reason="pipeline: sends_dtensors without parallelize_module is not supported: stages compute plain tensors, which have no "
+    "placements",
+    applies=lambda layout: parallelism_of(layout, Pipeline).sends_dtensors and not has_dtensors_in_layers(layout),
+    repair=_with_plain_messages,
+)
+
+MESSAGES_OF_KNOWN_MESHES = LayoutLimit(
+    reason="pipeline: sends_dtensors is not supported: PipelineStage has no get_mesh, and passes DTensors to gloo as they are",
+    applies=lambda layout: parallelism_of(layout, Pipeline).sends_dtensors,
+    repair=_with_plain_messages,
+    torch="<2.12",
+)
+
 A_CHUNK_FOR_EACH_STAGE = LayoutLimit(
     reason="pipeline: GPipe with fewer chunks than stages is not supported: the schedule needs at least as many chunks as stages",
     applies=lambda layout: (
@@ -268,6 +303,9 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     STAGES_ARE_CALLED,
     STAGES_AFTER_LAYERS,
     SHAPES_OF_FULL_ACTIVATIONS,
+    AN_ENTRY_FOR_EACH_STAGE,
+    PLACED_MESSAGES,
+    MESSAGES_OF_KNOWN_MESHES,
     NOTHING_COMPILED,
     STAGES_OF_ONE_RANK,
     A_CHUNK_FOR_EACH_STAGE,

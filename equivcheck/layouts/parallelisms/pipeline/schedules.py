@@ -22,6 +22,7 @@ from equivcheck.layouts.parallelisms.pipeline.presplit import (
     step_on_chunks,
     step_on_chunks_privately,
 )
+from equivcheck.layouts.parallelisms.pipeline.stage_layers import StageLayers, mask_of
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
     defers_reduction,
@@ -54,39 +55,6 @@ SCHEDULES: dict[PipelineSchedule, str] = {
 """Class name in torch for each schedule."""
 
 
-class StageLayers(nn.Module):
-    """Module with the consecutive layers of one pipeline stage.
-
-    The first stage starts with the embedding, and the last stage ends with the head. All arguments are tensors, because torch
-    versions treat arguments of other types differently.
-    """
-
-    step: int
-
-    def __init__(self, model: MLP, layers: range, *, is_first: bool, is_last: bool) -> None:
-        super().__init__()
-        self.indices, self.step = layers, 0
-        # These two are methods, so the modules below register the parameters for the schedule, under their names in the model.
-        self.embed, self.finish = model.embed if is_first else None, model.finished if is_last else None
-        self.embedding, self.positions = (model.embedding, model.positions) if is_first else (None, None)
-        self.layers = nn.ModuleDict({str(index): model.layers[index] for index in layers})
-        self.head = model.head if is_last else None
-        self.scale = model.scale if is_last and "scale" in model._parameters else None
-        # Wrappers broadcast the buffers of the module that they wrap.
-        self.register_buffer("offset", model.offset if is_last and "offset" in model._buffers else None)
-
-    def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
-        """Run the stage on tokens or activations. Dropout masks are keyword arguments, named by layer."""
-        values = inputs if self.embed is None else self.embed(inputs)
-        for index, block in zip(self.indices, self.layers.values(), strict=True):
-            mask = masks.get(_mask_of(index))
-            if mask is None and block.layer.dropout:  # type: ignore[union-attr]
-                # Ranks without rows multiply, too, because a multiplication starts the recomputation of a checkpointed layer.
-                mask = values.new_ones(())
-            values = block(values, mask, self.step)
-        return values if self.finish is None else self.finish(values)
-
-
 class CountingStage(PipelineStage):
     """Stage that adds each chunk's expert counts to the counts of the step.
 
@@ -98,10 +66,6 @@ class CountingStage(PipelineStage):
         outputs = super().forward_one_chunk(*args, **kwargs)
         count_choices(self.submod)
         return outputs
-
-
-def _mask_of(layer: int) -> str:
-    return f"mask_{layer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -200,7 +164,7 @@ class Pipe:
         inputs = (part.inputs,) if 0 in self.modules else ()
         targets = part.targets if self.num_stages - 1 in self.modules else None
         # The schedule cannot split a tensor without rows into chunks.
-        masks = {_mask_of(layer): mask for layer, mask in enumerate(part.masks) if mask is not None and len(mask)}
+        masks = {mask_of(layer): mask for layer, mask in enumerate(part.masks) if mask is not None and len(mask)}
         self.step, self.divisor = index, part.divisor
         for module in self.modules.values():
             module.step = index
@@ -256,9 +220,11 @@ class Pipe:
         return loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale
 
     def _stage(self, number: int, called: nn.Module, part: Batch) -> PipelineStage:
-        shapes = self._shapes(self.modules[number], part) if self.parallelism.static_shapes else {}
+        options = self._shapes(self.modules[number], part) if self.parallelism.static_shapes else {}
+        if self.parallelism.sends_dtensors:
+            options["get_mesh"] = lambda _names, _layout: self.setup.activation_mesh
         kind = CountingStage if self.setup.training.model.has_router_bias else PipelineStage
-        return kind(called, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
+        return kind(called, number, self.num_stages, torch.device("cpu"), group=self.group, **options)
 
     def _shapes(self, module: StageLayers, part: Batch) -> dict[str, Any]:
         """Return an example input and output for the stage, with shape, element type and need for a gradient."""
@@ -291,6 +257,9 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
         stage: StageLayers(model, spans[stage], is_first=stage == 0, is_last=stage == len(spans) - 1)
         for stage in stages_of_rank(parallelism, rank, ranks)
     }
+    for stage in modules.keys() - {len(spans) - 1} if parallelism.sends_dtensors else ():
+        assert setup.activation_mesh is not None, "layers compute DTensors"
+        modules[stage].sends = setup.activation_mesh, setup.activation_placements[spans[stage].stop]
     copies = tuple(_copies(setup, weights_of_several_ranks(setup.training.model, parallelism, ranks), rank))
     names = _leave(model, modules.values())
     pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules, copies=copies, names=names)

@@ -16,6 +16,7 @@ from equivcheck.scenario import (
     Model,
     Pipeline,
     PipelineSchedule,
+    PlannedParallelism,
     Replicate,
     Replicator,
     Training,
@@ -160,6 +161,11 @@ def has_weight_of_two_stages(model: Model, layout: Layout) -> bool:
             if len(stages) > len({rank_of[stage] for stage in stages}):
                 return True
     return False
+
+
+def has_dtensors_in_layers(layout: Layout) -> bool:
+    """Whether modules in layers compute DTensors, and return their local tensors."""
+    return any(each.returns_local_tensors for each in layout.of(PlannedParallelism))
 
 
 def has_fsdp_stages(layout: Layout) -> bool:

@@ -33,20 +33,23 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
         """Parallelize each module by the plan, and shard dropout masks."""
         from torch.distributed.tensor.parallel import parallelize_module
 
-        from equivcheck.layouts.base.data_rows import local_masks
+        from equivcheck.layouts.base.data_rows import local_masks, with_equal_chunks
         from equivcheck.layouts.base.distribute import redistribute_gradients
         from equivcheck.layouts.parallelisms.tensor_parallel.styles import (
             head_styles,
             layer_styles,
+            placement,
             source_styles,
             tie_head_again,
         )
+        from equivcheck.training.material import Batch
 
         model = setup.training.model
         styles: dict[str, ParallelStyle] = {}
         if model.source is not None and parallelism.source is not Split.NOT_IN_PLAN:
             styles |= source_styles(model, parallelism)
         inputs = inputs_of(model, parallelism)
+        setup.activation_mesh, setup.activation_placements = mesh, tuple(placement(model, each) for each in inputs)
         for index, (layer, plan) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
             styles |= {f"layers.{index}.{name}": style for name, style in layer_styles(model, layer, plan, inputs[index])}
         if model.head is not None and parallelism.head is not Split.NOT_IN_PLAN:
@@ -60,7 +63,12 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
         if parallelism.loss_parallel:
             _shard_logits(setup)
         rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take
-        setup.take = lambda batch: local_masks(inner(batch), parallelism.plan, rank, size)
+
+        def take(batch: Batch) -> Batch:
+            taken = with_equal_chunks(inner(batch), setup.num_chunks)
+            return local_masks(taken, parallelism.plan, rank, size, setup.num_chunks)
+
+        setup.take = take
 
     def write_script(self, draft: Draft, parallelism: TensorParallel) -> None:
         """Let the exported script call `parallelize_module` on its model."""

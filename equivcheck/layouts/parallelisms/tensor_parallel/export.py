@@ -9,10 +9,10 @@ from equivcheck.layouts.base.plan.rules import cuts, inputs_of, is_outside, rows
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.dtensor_values import define_beside
 from equivcheck.layouts.base.script.mesh import mesh_of
-from equivcheck.layouts.base.script.shards import shard_masks
+from equivcheck.layouts.base.script.shards import placement_code, shard_masks
 from equivcheck.layouts.base.script.text import call
 from equivcheck.layouts.parallelisms.spmd.export import redistribute_gradients
-from equivcheck.scenario import ActivationSharding, Model, PlannedParallelism, Split, TensorParallel
+from equivcheck.scenario import ActivationSharding, Model, Pipeline, PlannedParallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.layers.registry import layer_kind
@@ -43,7 +43,8 @@ def write(draft: Draft, parallelism: TensorParallel) -> None:
         draft.add(LoopPosition.WRAP, f"parallelize_module(model, {mesh}, {{{', '.join(styles)}}})")
     draft.add(LoopPosition.WRAP, *by_hand)
     _need_placements(draft, (*styles, *by_hand))
-    has_hooks = parallelism.redistribute_gradients and len(draft.scenario.layout.parallelisms) == 1
+    replaces = any(not isinstance(each, (TensorParallel, Pipeline)) for each in draft.scenario.layout.parallelisms)
+    has_hooks = parallelism.redistribute_gradients and not replaces
     uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism))
     by_rows = any("SequenceParallel" in style for style in styles)
     if has_hooks and (by_hand or uneven or by_rows or parallelism.source is Split.ROWWISE):
@@ -92,7 +93,10 @@ def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:
     model = draft.scenario.training.model
     inputs = inputs_of(model, parallelism)
     if model.source is not None and parallelism.source is not Split.NOT_IN_PLAN:
-        whole, lies = _placement(draft, ActivationSharding.REPLICATED), _placement(draft, inputs[0])
+        whole, lies = (
+            placement_code(draft, ActivationSharding.REPLICATED),
+            placement_code(draft, inputs[0]),
+        )
         yield "embedding", _embedding_style(draft, parallelism), (whole, whole, lies)
         if model.source.learned_positions:
             yield "positions", "", (whole, whole, whole if inputs[0] is ActivationSharding.REPLICATED else "Shard(0)")
@@ -111,8 +115,8 @@ def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:
 def _embedding_style(draft: Draft, parallelism: TensorParallel) -> str:
     if parallelism.source is Split.REPLICATED:
         return ""
-    inputs = _placement(draft, ActivationSharding.REPLICATED) if parallelism.source is Split.ROWWISE else None
-    output = _placement(draft, parallelism.source_output)
+    inputs = placement_code(draft, ActivationSharding.REPLICATED) if parallelism.source is Split.ROWWISE else None
+    output = placement_code(draft, parallelism.source_output)
     if parallelism.source is Split.ROWWISE:
         outputs = None if parallelism.source_output is ActivationSharding.REPLICATED else output
         return _named(draft, "RowwiseParallel", input_layouts=inputs, output_layouts=outputs)
@@ -120,16 +124,19 @@ def _embedding_style(draft: Draft, parallelism: TensorParallel) -> str:
 
 
 def _norm(draft: Draft, sharding: ActivationSharding) -> tuple[str, tuple[str, str, str]]:
-    lies, style = _placement(draft, sharding), ""
+    lies, style = placement_code(draft, sharding), ""
     if sharding is ActivationSharding.ROWS:
         dim = str(rows_dim(draft.scenario.training.model))
         style = _named(draft, "SequenceParallel", sequence_dim=dim, use_local_output="True")
-    return style, (lies, _placement(draft, ActivationSharding.REPLICATED), lies)
+    return style, (lies, placement_code(draft, ActivationSharding.REPLICATED), lies)
 
 
 def _linear(draft: Draft, plan: LinearPlan) -> tuple[str, tuple[str, str, str]]:
-    lies, output = _placement(draft, plan.input), _placement(draft, plan.output)
-    runs = lies if plan.is_by_rows else _placement(draft, ActivationSharding.REPLICATED)
+    lies, output = (
+        placement_code(draft, plan.input),
+        placement_code(draft, plan.output),
+    )
+    runs = lies if plan.is_by_rows else placement_code(draft, ActivationSharding.REPLICATED)
     if plan.split is Split.REPLICATED:
         return "", (lies, runs, output)
     name, usual = ("ColwiseParallel", (ActivationSharding.REPLICATED, ActivationSharding.FEATURES))
@@ -144,16 +151,6 @@ def _linear(draft: Draft, plan: LinearPlan) -> tuple[str, tuple[str, str, str]]:
 def _named(draft: Draft, style: str, **keywords: str | None) -> str:
     draft.need("torch.distributed.tensor.parallel", style)
     return call(style, **keywords)
-
-
-def _placement(draft: Draft, sharding: ActivationSharding) -> str:
-    rows = f"Shard({rows_dim(draft.scenario.training.model)})"
-    placements = {
-        ActivationSharding.REPLICATED: "Replicate()",
-        ActivationSharding.ROWS: rows,
-        ActivationSharding.FEATURES: "Shard(-1)",
-    }
-    return placements[sharding]
 
 
 def _need_placements(draft: Draft, lines: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from equivcheck.layouts.base.limits.loss_parallel import LOSS_PARALLEL
 from equivcheck.layouts.base.limits.optimizers import (
     DTENSOR_OPTIMIZERS,
     WHOLE_PARAMETERS,
+    has_units_of_dtensors,
     keeps_dtensors,
     with_elementwise_optimizer,
 )
@@ -53,8 +54,8 @@ def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
     outside = {is_outside(tp, found) for found in parameters_of(training.model) if found.owner is not ParameterOwner.MODEL}
     if len(outside) == 1 or not keeps_dtensors(layout) or training.optimizer.implementation is Implementation.FOR_LOOP:
         return False
-    # With others around they are all DTensors, of two meshes: only ASGD combines tensors of several parameters then.
-    return len(layout.parallelisms) == 1 or isinstance(training.optimizer, ASGD)
+    # If another parallelism makes all of them DTensors, they are on two meshes. Only ASGD combines tensors of several parameters.
+    return not has_units_of_dtensors(layout) or isinstance(training.optimizer, ASGD)
 
 
 NO_MIXED_CALLS = UpstreamLimit(
@@ -90,8 +91,9 @@ GRADIENTS_AS_PROPAGATED = PropagatedGradients(
 ).limits()
 
 HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
-    reason="TensorParallel(redistribute_gradients=False): another parallelism around it is not supported: the other parallelism "
-    "replaces parameters and redistributes their gradients itself",
+    reason="TensorParallel(redistribute_gradients=False): another parallelism around it is not supported: data parallelism "
+    "replaces parameters and redistributes their gradients itself, and pipeline ranks add up the gradients of copied weights, "
+    "which need equal placements",
     applies=lambda layout: _leaves_gradients(layout) and len(layout.parallelisms) > 1,
     repair=lambda layout: with_options(layout, TensorParallel, redistribute_gradients=True),
 )

@@ -11,7 +11,7 @@ from equivcheck.worlds.sim import arithmetic
 from equivcheck.worlds.sim.exchange import RawCall, Request
 from equivcheck.worlds.sim.group.identity import GroupIdentity
 from equivcheck.worlds.sim.refusals import check_root, check_type
-from equivcheck.worlds.sim.torch_private import raw_memory
+from equivcheck.worlds.sim.torch_private import raw_memory, wait_for_result
 from equivcheck.worlds.sim.work import CoalescedWork, SimWork
 
 Tensors = list[torch.Tensor]
@@ -68,8 +68,8 @@ class GroupCalls(GroupIdentity):
 
 
 def as_list(tensors: Any) -> Tensors:
-    """Return the tensors as a list, also if `tensors` is a single tensor."""
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    """Return the tensors as a list, also if `tensors` is a single tensor. Results of functional collectives are waited for."""
+    return [wait_for_result(tensor) for tensor in ([tensors] if isinstance(tensors, torch.Tensor) else tensors)]
 
 
 def root_of(opts: Any) -> int:
@@ -79,6 +79,7 @@ def root_of(opts: Any) -> int:
 
 def copies_of(tensors: Tensors) -> Tensors:
     """Return contiguous copies, so that the sender may overwrite its tensors before the receiver reads them."""
+    tensors = [wait_for_result(tensor) for tensor in tensors]
     with raw_memory():
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 

@@ -6,7 +6,7 @@ A send is buffered. Its work completes when the receiver has taken the message, 
 from __future__ import annotations
 
 from equivcheck.worlds.sim import arithmetic
-from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, copies_of
+from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, as_list, copies_of
 from equivcheck.worlds.sim.group.shapes import check_one
 from equivcheck.worlds.sim.refusals import check_contiguous, check_peer, check_strided
 from equivcheck.worlds.sim.torch_private import raw_memory
@@ -18,6 +18,7 @@ class Messages(GroupCalls):
 
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> SimWork:  # noqa: N803 - torch names them
         """Send a tensor to another member."""
+        tensors = as_list(tensors)
         check_one("send", tensors)
         check_peer("send", self.member, dstRank)
         check_strided("send", tensors)

@@ -137,6 +137,14 @@ def with_experts_on_ranks(scenario: Scenario) -> Scenario:
     return replace(scenario, layout=Layout(mesh=mesh, parallelisms=parallelisms))
 
 
+def with_plan_in_stages(scenario: Scenario) -> Scenario:
+    """Let `parallelize_module` replicate all layers of a pipeline over one rank."""
+    layout = scenario.layout
+    mesh = Mesh(axes=(*layout.mesh.axes, Axis(name="tp", size=1)))
+    plan = TensorParallel(plan=(LayerPlan(),) * len(scenario.training.model.layers))
+    return replace(scenario, layout=Layout(mesh=mesh, parallelisms=(plan, *layout.parallelisms)))
+
+
 def of_experts(
     layer: Experts, *around: Parallelism, ranks: int, storage: ExpertStorage = ExpertStorage.DTENSOR, **changes: object
 ) -> Scenario:

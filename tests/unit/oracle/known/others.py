@@ -87,6 +87,7 @@ from unit.oracle.known.builders import (
     with_checkpoints,
     with_experts_on_ranks,
     with_head,
+    with_plan_in_stages,
 )
 
 ONE_BIAS = (Layer(width=2), Layer(width=2, frozen=True), Layer(width=2, shares=1))
@@ -197,6 +198,7 @@ ALSO_SHOWN = [
     ),
     ("split_backward_of_view", scenario(Pipeline(schedule=ZB), ONE_WEIGHT, RETURNED, ONE_WEIGHT, sizes=(3,))),
     ("split_backward_of_view", with_experts_on_ranks(scenario(V_SHAPED, ONE_WEIGHT, SENT, ONE_WEIGHT, ONE_WEIGHT))),
+    ("split_backward_of_view", with_plan_in_stages(scenario(V_SHAPED, *(ONE_WEIGHT,) * 4))),
     ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, auxiliary=AuxiliaryLinear.EVEN_STEPS), ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(Replicate(), FROZEN, ONE_WEIGHT)),

@@ -32,6 +32,7 @@ from unit.oracle.known.builders import (
     around_stages,
     scenario,
     with_experts_on_ranks,
+    with_plan_in_stages,
 )
 
 RESHARDED, KEPT = FSDP2(), FSDP2(reshard_after_forward=False)
@@ -126,6 +127,9 @@ SHOWN = {
             scenario(Pipeline(), ONE_WEIGHT, VIEWED, ONE_WEIGHT, sizes=(3,)),
             scenario(Pipeline(schedule=ZB), ONE_WEIGHT, SENT, ONE_WEIGHT, sizes=(3,)),
             scenario(Pipeline(schedule=ZB), ONE_WEIGHT, replace(RETURNED, shared=True), ONE_WEIGHT, sizes=(3,)),
+            with_plan_in_stages(
+                scenario(Pipeline(schedule=ZB), ONE_WEIGHT, replace(ONE_WEIGHT, dropout=0.25), ONE_WEIGHT, sizes=(3,))
+            ),
             with_experts_on_ranks(scenario(V_SHAPED, ONE_WEIGHT, replace(SENT, residual=True), ONE_WEIGHT, ONE_WEIGHT)),
         ],
     ),
