@@ -71,6 +71,7 @@ def test_gradients_reduced_in_the_last_call_are_scaled_once(name: str, presplit:
     check(scenario).assert_equivalent()
 
 
+@pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")
 def test_gradients_reduced_in_each_call_are_not_scaled() -> None:
     """Torch would divide gradients again that earlier `step()` calls have left."""
     pipeline, training = replace(PIPELINES["gpipe"], scale_grads=True), {"loss": Loss.MSE_MEAN}
