@@ -32,6 +32,7 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
+    Precision,
     Scenario,
     ScoreFunction,
     Tokens,
@@ -83,6 +84,15 @@ def test_calls_are_those_of_any_layer(around: Parallelism, dispatched: bool) -> 
     """Every parameter has a gradient on every rank, in an order that is known, as buckets that hold one each tell."""
     layer = replace(EXPERTS, dispatched=dispatched, bias=True)
     require_predicted(a_scenario(around, layer=layer, checkpointing=Checkpointing.ODD_LAYERS))
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_buckets_under_autocast_follow_the_order_of_its_casts(dispatched: bool) -> None:
+    """The shared expert's weights come before their biases there, so buckets that hold some pairs have other members."""
+    layer = Experts(hidden=8, top_k=2, dispatched=dispatched, bias=True, shared=True)
+    found = a_scenario(DDP(autocast=LowPrecision.BFLOAT16, bucket_cap_mb=7e-5), layer=layer)
+    training = replace(found.training, model=replace(found.training.model, features=8), precision=Precision.FLOAT32)
+    require_predicted(replace(found, training=training))
 
 
 def test_positions_that_are_not_put_back_are_caught() -> None:

@@ -34,7 +34,7 @@ from equivcheck.scenario import (
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.setup import Setup
 
-needs_chunks = pytest.mark.skipif(is_torch_in("<2.13"), reason="torch cannot call modules of a unit alone")
+needs_chunks = pytest.mark.skipif(is_torch_in("<2.13"), reason="fully_shard accepts calls of one module in a unit since 2.13")
 CHUNKED = FSDP2(wrapping=Wrapping.PER_LAYER, head_unit=True, loss_chunks=2)
 MODEL = Model(
     features=4,

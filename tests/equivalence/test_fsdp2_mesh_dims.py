@@ -39,7 +39,7 @@ from equivcheck.worlds.trace.stage import Stage
 from support.exported import run_script
 from support.verdicts import require_predicted
 
-needs_mesh_dims = pytest.mark.skipif(is_torch_in("<2.12"), reason="torch has no such option")
+needs_mesh_dims = pytest.mark.skipif(is_torch_in("<2.12"), reason="fully_shard has dp_mesh_dims since torch 2.12")
 SHARDS = FSDP2(mesh_dims=MeshDims.SHARD, gradient_divide_factor=1.0, sum_reductions=True)
 REPLICATES = replace(SHARDS, mesh_dims=MeshDims.REPLICATE)
 ROWS = Training(

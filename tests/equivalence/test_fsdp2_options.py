@@ -252,14 +252,14 @@ def test_units_of_several_layers_gather_their_neighbours_ahead_of_time(count: in
     require_predicted(replace(scenario(fsdp), training=training))
 
 
-@pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
+@pytest.mark.skipif(is_torch_in("<2.13"), reason="FSDPModule.set_separate_reduce_scatter_group exists since torch 2.13")
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2), (2, 1), (1,)], ids=str)
 def test_a_group_for_reductions_alone_changes_neither_numbers_nor_calls(sizes: tuple[int, ...]) -> None:
     """On an axis of one rank there is nothing to reduce over it."""
     require_predicted(scenario(FSDP2(wrapping=Wrapping.PER_LAYER, separate_reduce_group=True), *sizes))
 
 
-@pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
+@pytest.mark.skipif(is_torch_in("<2.13"), reason="FSDPModule.set_separate_reduce_scatter_group exists since torch 2.13")
 def test_reductions_over_a_group_of_their_own_are_its_first_calls() -> None:
     """Each group counts its calls: those of gathers do not count among those of reductions."""
     verdict = check(scenario(FSDP2(separate_reduce_group=True)))
@@ -269,7 +269,7 @@ def test_reductions_over_a_group_of_their_own_are_its_first_calls() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
+@pytest.mark.skipif(is_torch_in("<2.13"), reason="FSDPModule.set_separate_reduce_scatter_group exists since torch 2.13")
 def test_kept_processes_make_a_group_for_reductions_again_and_again() -> None:
     """Each has the name of the last in torch 2.13, which was destroyed: from one check to the next nothing is left of it."""
     fsdp = FSDP2(wrapping=Wrapping.PER_LAYER, separate_reduce_group=True)

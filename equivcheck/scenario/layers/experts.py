@@ -56,7 +56,8 @@ class Experts(AnyLayer):
     grouped: bool = False
     """Whether ranks multiply the rows of all experts in one `torch.nn.functional.grouped_mm` for each projection.
 
-    The single-device run computes one expert after the other. Only with `dispatched`."""
+    The single-device run computes one expert after the other, unless the layout rounds to lower precision: then it uses the same
+    operation, to round at the same places. Only with `dispatched`."""
     balance: float = 0.0
     """Coefficient for a load-balancing loss, 0 to 1; 0 disables it.
 

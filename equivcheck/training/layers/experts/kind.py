@@ -54,11 +54,17 @@ class ExpertsKind(LayerKind):
         words = "features within each expert"
         return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.hidden, words=words, weights=layer.num_experts),)
 
-    def gradient_order(self, layer: Experts, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
-        """List the shared expert's parameters, then the routed experts', each from last to first, then router and norm."""
-        names = [parameter.name for parameter in self.parameters(layer, in_features)]
-        linears = [name for name in names if name.startswith(("experts.", "shared."))]
-        return (*reversed(linears), "router.weight", *(name for name in names if name.startswith("norm.")))
+    def gradient_order(self, layer: Experts, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
+        """List the shared expert's parameters, then the routed experts', each from last to first, then router and norm.
+
+        A bias comes before its weight. Under autocast, the shared expert's weights come first, because the last cast in forward
+        is the first in backward. Routed experts are selected from their parameters before the casts, so their order stays.
+        """
+        attributes = ("_bias", "")
+        shared = _names_of("shared", attributes[::-1] if autocast else attributes)
+        order = (*shared, *_names_of("experts", attributes), "router.weight", "norm.weight", "norm.bias")
+        owned = {parameter.name for parameter in self.parameters(layer, in_features)}
+        return tuple(name for name in order if name in owned)
 
     def script(self, layer: Experts, in_features: int) -> LayerScript:
         """Return the module's code for an exported script."""
@@ -74,6 +80,11 @@ class ExpertsKind(LayerKind):
     def with_known_shapes(self, layer: Experts) -> AnyLayer:
         """Return a layer in which every expert computes every position, because the number of routed rows depends on values."""
         return layer.with_fields(dispatched=False, grouped=False)
+
+
+def _names_of(owner: str, attributes: tuple[str, ...]) -> tuple[str, ...]:
+    """List the parameters of one expert, or of stacked experts, from the last linear to the first."""
+    return tuple(f"{owner}.{linear}{attribute}" for linear in ("down", "up", "gate") for attribute in attributes)
 
 
 def _gated_parameters(owner: str, layer: Experts, in_features: int, stacked: tuple[int, ...] = ()) -> tuple[LayerParameter, ...]:
