@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from equivcheck.layouts.base.known_predicates import need
-from equivcheck.layouts.base.limits.repairs import may_skip_parameters
+from equivcheck.layouts.base.limits.repairs import may_skip_parameters, without_shares
+from equivcheck.layouts.base.partition import shard_dim
 from equivcheck.layouts.parallelisms.ddp.limits import as_reduced
-from equivcheck.scenario import DDP, Compression, Replicate, Replicator, Scenario
+from equivcheck.layouts.parallelisms.pipeline.stages import num_stages, stage_of_layers
+from equivcheck.scenario import DDP, Compression, Layout, Model, Pipeline, PlannedParallelism, Replicate, Replicator, Scenario
+from equivcheck.scenario.mesh import TP
+from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 
 @need
@@ -31,6 +37,37 @@ def unused_parameters_not_looked_for(scenario: Scenario) -> bool:
 
 
 def _looks_for_none(parallelism: object) -> bool:
-    if isinstance(parallelism, Replicate):
-        return parallelism.implementation is Replicator.DDP
-    return isinstance(parallelism, DDP) and not (parallelism.find_unused_parameters or parallelism.static_graph)
+    if isinstance(parallelism, DDP):
+        return not (parallelism.find_unused_parameters or parallelism.static_graph)
+    return _is_ddp(parallelism)
+
+
+def _is_ddp(parallelism: object) -> bool:
+    return isinstance(parallelism, DDP) or (isinstance(parallelism, Replicate) and parallelism.implementation is Replicator.DDP)
+
+
+@need
+def broadcasts_one_strided_weight(scenario: Scenario) -> bool:
+    """Whether DDP wraps a model or pipeline stage with one tensor only: some columns of a weight with one row.
+
+    These columns keep the full weight's stride along the row, which a broadcast copy does not have.
+    """
+    layout, model = scenario.layout, without_shares(scenario.training).model
+    wraps = any(map(_is_ddp, layout.parallelisms))
+    return wraps and any(_keeps_strides(layout, parameter) for parameter in _only_tensors(model, layout))
+
+
+def _only_tensors(model: Model, layout: Layout) -> list[Parameter]:
+    """Return the parameters that are a wrapped module's only floating-point tensor."""
+    stages = stage_of_layers(layout, len(model.layers)) if layout.has(Pipeline) else (0,) * len(model.layers)
+    parameters, last = parameters_of(model), num_stages(layout) - 1 if layout.has(Pipeline) else 0
+    also = {0} if model.source is not None else set()
+    also |= {last} if model.head is not None or model.scale or model.offset else set()
+    parts = [[each for each in parameters if each.layer is not None and stages[each.layer] == part] for part in range(last + 1)]
+    return [part[0] for index, part in enumerate(parts) if len(part) == 1 and index not in also]
+
+
+def _keeps_strides(layout: Layout, parameter: Parameter) -> bool:
+    dims = [shard_dim(plan, parameter) or 0 for plan in layout.of(PlannedParallelism)]
+    parts = layout.mesh.size(TP)
+    return any(dim > 0 and math.prod(parameter.shape[:dim]) == 1 and min(parts, parameter.shape[dim]) > 1 for dim in dims)

@@ -22,6 +22,7 @@ from unit.oracle.known.builders import (
     over_tokens,
     over_tp,
     saves_frozen,
+    scaled,
     scenario,
 )
 
@@ -165,6 +166,19 @@ SHOWN = {
     "fsdp1_norm_of_doubles": (
         scenario(FSDP1(), clipping=ClipNorm()),
         [scenario(FSDP1(), clipping=ClipNorm(), precision=FLOAT32), scenario(FSDP1())],
+    ),
+    "ddp_broadcasts_one_strided_tensor": (
+        over_tp(DDP(), ONE_WEIGHT, tp=2, split=Split.ROWWISE, features=2),
+        [
+            over_tp(DDP(), ONE_WEIGHT, tp=2, split=Split.ROWWISE),
+            over_tp(DDP(), ONE_WEIGHT, split=Split.ROWWISE, features=2),
+            over_tp(DDP(), ONE_WEIGHT, tp=2, features=2),
+            over_tp(DDP(), Layer(width=1), tp=2, split=Split.ROWWISE, features=2),
+            over_tp(DDP(), Layer(width=2, bias=False), tp=2, split=Split.ROWWISE, features=2),
+            over_tp(DDP(), ONE_WEIGHT, ONE_WEIGHT, tp=2, split=Split.ROWWISE, features=2),
+            over_tp(FSDP2(), ONE_WEIGHT, tp=2, split=Split.ROWWISE, features=2),
+            scaled(over_tp(DDP(), ONE_WEIGHT, tp=2, split=Split.ROWWISE, features=2)),
+        ],
     ),
     "ddp_static_graph_no_sync": (
         scenario(DDP(static_graph=True, no_sync=True), data=Data(microbatches=(2, 2))),

@@ -169,6 +169,7 @@ ALSO_SHOWN = [
     ),
     ("fsdp1_flattens_nothing", over_tp(PER_LAYER, ONE_WEIGHT, Layer(width=2), tp=2, split=Split.COLWISE)),
     ("fsdp1_flattens_nothing", over_tp(FSDP1(), ONE_WEIGHT, tp=2, split=Split.ROWWISE)),
+    ("ddp_broadcasts_one_strided_tensor", over_tp(Replicate(), ONE_WEIGHT, tp=2, split=Split.ROWWISE, features=3, sizes=(1,))),
     ("ddp_unused_parameters", scenario(DDP(compression=Compression.FP16), replace(SKIPPED, norm=Norm.LAYER), sizes=(1,))),
     (
         "tensor_parallel_unties",
