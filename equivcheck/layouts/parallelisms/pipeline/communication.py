@@ -174,8 +174,9 @@ PIPELINE_COMMUNICATION = CommunicationModel(
             applies=_all_reduces_stages,
         ),
         Unpredicted(
-            reason="pipeline: calls of DDP's hooks are not predicted under schedules that split the backward, or that infer "
-            "shapes of several chunks: the hooks then reduce after other backward passes than the last one",
+            reason="pipeline: calls of DDP's hooks are not predicted under schedules that split the backward, or with "
+            "several chunks of inferred shapes or of replicate stages: the hooks then reduce after other backward passes than "
+            "the last one",
             applies=lambda _training, layout: _reduces_chunks(layout),
         ),
     ),
