@@ -10,7 +10,10 @@ import pytest
 
 from equivcheck import Scenario, check
 from equivcheck.export.script import CannotExport, script_of
+from equivcheck.layouts.composition.fitting import fit_training
 from equivcheck.layouts.composition.limits import limit_reason, repair_layout
+from equivcheck.mutants.registry import mutant
+from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import (
     FSDP2,
     Activation,
@@ -260,6 +263,24 @@ def test_a_plan_has_an_entry_for_each_stage() -> None:
     short = replace(scenario.layout, parallelisms=(TensorParallel(), SCHEDULES["zbv"]))
     assert "fewer entries than stages" in (limit_reason(scenario.training, short) or "")
     assert repair_layout(short).parallelisms[0] == TensorParallel(plan=(LayerPlan(),) * 4)
+
+
+@pytest.mark.torch(">=2.12", "its schedule puts neighbouring stages on one rank")
+def test_faults_in_layers_are_planted_in_stages() -> None:
+    """A rank has only the layers of its own stages."""
+    verdict = check(of_rows(kind=TensorParallel, width=4, rows=(8, 4)), alter=mutant("row_output_averaged").plant)
+    assert verdict.outcome is Outcome.DIVERGED
+
+
+@pytest.mark.torch(">=2.12", "its schedule puts neighbouring stages on one rank")
+@pytest.mark.parametrize("presplit", [False, True])
+def test_each_chunk_gets_rows_for_all_ranks(presplit: bool) -> None:
+    """Ranks shard the rows of each chunk, so a repair that only makes microbatches even would not end."""
+    scenario = of_rows(kind=TensorParallel, width=4, rows=(6, 2))
+    plan, pipeline = scenario.layout.parallelisms
+    layout = replace(scenario.layout, parallelisms=(plan, replace(pipeline, presplit=presplit)))
+    assert "not a multiple of the ranks" in (limit_reason(scenario.training, layout) or "")
+    assert fit_training(scenario.training, layout).data.microbatches == (8, 4)
 
 
 @pytest.mark.parametrize("around", [(), (LocalDataParallel(),), (SHARDED_STAGES,)])

@@ -51,7 +51,8 @@ def blocks(setup: Setup, chosen: Chosen) -> Iterator[tuple[Block, Planned]]:
     Yields nothing without tensor parallelism over several ranks.
     """
     planned = _planned(setup.training.model, layout_of(setup))
-    found = [module for module in setup.model.modules() if isinstance(module, Block)] if planned else []
-    for block, layer in zip(found, planned, strict=True):
-        if chosen(layer):
+    layers = setup.model.get_submodule("layers").children() if planned else ()
+    for module, layer in zip(layers, planned, strict=True):
+        # Pipeline ranks have no block for layers of other ranks' stages.
+        for block in (each for each in module.modules() if isinstance(each, Block) and chosen(layer)):
             yield block, layer

@@ -216,7 +216,7 @@ RULES: tuple[PlanRule, ...] = (
         "ranks are not supported: a local tensor does not know the full size",
         broken=lambda place, plan: ActivationSharding.ROWS in (place.input, plan.output) and place.has_uneven_rows,
         repair=lambda training, layout, place: (
-            with_rows(training, layout.num_data_ranks * place.tp)
+            with_rows(training, layout.num_data_ranks * layout.num_chunks * place.tp)
             if training.model.length is None
             else with_positions(training, place.tp)
         ),

@@ -1,4 +1,4 @@
-"""A model's stages, and the `torch.distributed.pipelining` schedules that run them."""
+"""The `torch.distributed.pipelining` schedules that run a rank's stages."""
 
 from __future__ import annotations
 
