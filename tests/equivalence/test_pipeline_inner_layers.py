@@ -242,6 +242,19 @@ def test_a_script_shards_features_of_masks_over_tensor_parallel_ranks(tmp_path: 
     assert differences.keys() == differences_of_traces(scenario).keys()
 
 
+@pytest.mark.parametrize("kind", [LocalTensorParallel, TensorParallel])
+def test_a_script_shards_learned_positions(kind: type[PlannedParallelism], tmp_path: Path) -> None:
+    """A stage calls the module of positions, because tensor parallelism changes what it returns."""
+    plan = (LayerPlan(split=Split.COLWISE, output=ActivationSharding.ROWS),) * 2
+    sharded = kind(plan=plan, source=Split.ROWWISE, source_output=ActivationSharding.ROWS, head=Split.COLWISE)
+    source = Tokens(vocabulary=5, learned_positions=True)
+    model = Model(features=4, source=source, length=4, layers=(Layer(width=4),) * 2, head=Head())
+    scenario = clipped_scenario(model, {"pp": 2, "tp": 2}, sharded, SCHEDULES["gpipe"], microbatches=(4, 4))
+    require_supported(scenario)
+    _, differences = run_script(scenario, tmp_path)
+    assert differences.keys() == differences_of_traces(scenario).keys()
+
+
 def test_a_script_shards_no_rows_of_chunks() -> None:
     """The masks of each chunk would have to be sharded by themselves."""
     with pytest.raises(CannotExport, match="dropout on sharded rows in a pipeline"):

@@ -31,6 +31,7 @@ from equivcheck.scenario import (
     Model,
     NormType,
     Pipeline,
+    PlannedParallelism,
     Replicate,
     TensorParallel,
 )
@@ -136,7 +137,7 @@ def _stage_class(draft: Draft) -> list[str]:
     ]
     given = {"masks": '[masks[f"mask_{number}"] for number in range(len(masks))]', "step": "self.step"}
     body = [
-        *_embedding_lines(model),
+        *_embedding_lines(draft),
         *([f"extra = extras({', '.join(given[name] for name in extras)})"] if extras else []),
         "for index, layer in zip(self.indices, self.layers, strict=True):",
         "    values = layer(values, *extra[index])" if extras else "    values = layer(values)",
@@ -144,9 +145,9 @@ def _stage_class(draft: Draft) -> list[str]:
     made += [f"self.{name} = model.{name} if indices == STAGES[0] else None" for name in _embedded_by(model)]
     made += ["self.head = model.head if indices == STAGES[-1] else None"] * (model.head is not None)
     if model.scale:
-        made.append("self.scale = model.scale")
+        made.append("self.scale = model.scale if indices == STAGES[-1] else None")
     if model.offset:
-        made.append('self.register_buffer("offset", model.offset)')
+        made.append('self.register_buffer("offset", model.offset if indices == STAGES[-1] else None)')
     if model.head is not None:
         normed = 'self.head["norm"](values)' if model.head.norm else "values"
         body += ["if self.head is not None:", f'    values = self.head["linear"]({normed}){two_predictions(model)}']
@@ -177,10 +178,14 @@ def _embedded_by(model: Model) -> tuple[str, ...]:
     return ("embedding", "positions") if model.source.learned_positions else ("embedding",)
 
 
-def _embedding_lines(model: Model) -> list[str]:
+def _embedding_lines(draft: Draft) -> list[str]:
+    model = draft.scenario.training.model
     if model.source is None:
         return []
-    placed = f"(torch.arange({model.length}) % DOCUMENT_LENGTH)" if model.packs_documents else ".weight"
+    within = " % DOCUMENT_LENGTH" if model.packs_documents else ""
+    # Tensor parallelism changes what this module returns, not its weight.
+    is_called = model.packs_documents or draft.scenario.layout.has(PlannedParallelism)
+    placed = f"(torch.arange({model.length}){within})" if is_called else ".weight"
     positions = f" + self.positions{placed}" * model.source.learned_positions
     return ["if self.embedding is not None:", f"    values = self.embedding(values){positions}"]
 
