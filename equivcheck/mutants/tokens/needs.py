@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from equivcheck.layouts.base.plan.layers import PlannedLayer, plan_over_ranks, planned_layers
 from equivcheck.mutants.needs import is_eager
@@ -110,6 +111,14 @@ def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, Plann
         for module in layer.modules():
             if isinstance(module, LayerModule) and chosen(place):
                 yield module, place
+
+
+def held_modules(setup: Setup, name: str) -> Iterator[nn.Module]:
+    """Yield the module with this name in the full model. Yields nothing if a pipeline gives it to another rank."""
+    first, _, rest = name.partition(".")
+    module = getattr(setup.model, first, None)
+    if isinstance(module, nn.Module):
+        yield module.get_submodule(rest)
 
 
 def change_batches(setup: Setup, change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> None:

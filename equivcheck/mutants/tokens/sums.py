@@ -22,7 +22,7 @@ from equivcheck.mutants.parameter_use import (
 from equivcheck.mutants.rank import size_of
 from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
-from equivcheck.mutants.tokens.needs import has_layer, head_split, layers_of
+from equivcheck.mutants.tokens.needs import has_layer, head_split, held_modules, layers_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, GatedMLP, Layout, Model, Scenario, Split
 from equivcheck.scenario.mesh import TP
@@ -83,7 +83,8 @@ def head_input_gradient_reduced_twice(setup: Setup) -> None:
 
 def _change_head_input(setup: Setup, gradients: TensorFunction) -> None:
     if size_of(setup, TP) > 1:
-        change_input_gradient(setup.model.get_submodule("head.linear"), gradients)
+        for linear in held_modules(setup, "head.linear"):
+            change_input_gradient(linear, gradients)
 
 
 @fault(
@@ -110,7 +111,7 @@ def _norms(setup: Setup) -> Iterator[nn.Module]:
     for module, _ in layers_of(setup, _is_norm_of_positions):
         yield module.get_submodule("norm")
     if setup.layout is not None and _has_head_of_positions(setup.training.model, setup.layout):
-        yield setup.model.get_submodule("head.norm")
+        yield from held_modules(setup, "head.norm")
 
 
 @fault(
@@ -121,8 +122,8 @@ def _norms(setup: Setup) -> Iterator[nn.Module]:
 def logits_gradient_summed(setup: Setup) -> None:
     """Bug: the logits' gradient is summed over tensor-parallel ranks, although they all compute the same gradient."""
     ranks = size_of(setup, TP)
-    if ranks > 1:
-        setup.model.get_submodule("head").register_forward_hook(
+    for head in held_modules(setup, "head") if ranks > 1 else ():
+        head.register_forward_hook(
             lambda _module, _inputs, logits: transform(logits, gradients=lambda gradient: gradient * ranks)
         )
 

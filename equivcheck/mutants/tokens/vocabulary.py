@@ -16,7 +16,7 @@ from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.parameter_use import use_through
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
-from equivcheck.mutants.tokens.needs import head_split, plan_of, shards_vocabulary
+from equivcheck.mutants.tokens.needs import head_split, held_modules, plan_of, shards_vocabulary
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Scenario, Split, Training
 from equivcheck.scenario.mesh import TP
@@ -47,12 +47,8 @@ def _shares_softmax(scenario: Scenario) -> bool:
 @fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,))
 def vocabulary_mask_off_by_one(setup: Setup) -> None:
     """Bug: each rank masks the last token in its vocabulary shard, so this token's embedding is zero."""
-    if size_of(setup, TP) > 1:
-        use_through(_embedding(setup), _without_last_row)
-
-
-def _embedding(setup: Setup) -> nn.Module:
-    return setup.model.get_submodule("embedding")
+    for embedding in held_modules(setup, "embedding") if size_of(setup, TP) > 1 else ():
+        use_through(embedding, _without_last_row)
 
 
 def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
@@ -78,16 +74,16 @@ def vocabulary_offset_off_by_one(setup: Setup) -> None:
         is_first = (tokens < size) | (tokens % size == 0)
         return (torch.where(is_first, tokens, tokens - 1), *inputs[1:])
 
-    if ranks > 1:
-        _embedding(setup).register_forward_pre_hook(shift_tokens, prepend=True)
+    for embedding in held_modules(setup, "embedding") if ranks > 1 else ():
+        embedding.register_forward_pre_hook(shift_tokens, prepend=True)
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=_gathers_logits, causes=(Cause.PERMUTED,))
 def logits_gathered_in_another_order(setup: Setup) -> None:
     """Bug: sharded logits are gathered in the wrong order."""
     shift = chunk_size(setup.training.model.out_features, size_of(setup, TP))
-    if size_of(setup, TP) > 1:
-        setup.model.get_submodule("head").register_forward_hook(lambda _module, _inputs, logits: logits.roll(-shift, -1))
+    for head in held_modules(setup, "head") if size_of(setup, TP) > 1 else ():
+        head.register_forward_hook(lambda _module, _inputs, logits: logits.roll(-shift, -1))
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART,))
