@@ -20,7 +20,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     uses_of_weights,
 )
 from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view
-from equivcheck.scenario import AnyLayer, Pipeline, PipelineSchedule, Scenario
+from equivcheck.scenario import DDP, AnyLayer, Pipeline, PipelineSchedule, Scenario
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Divergence
@@ -62,9 +62,11 @@ def stages_are_fsdp_modules(scenario: Scenario) -> bool:
 
 
 @need
-def stages_are_wrapped_by_ddp(scenario: Scenario) -> bool:
-    """Whether pipeline stages are `DistributedDataParallel` modules."""
-    return has_ddp_stages(scenario.layout)
+def ddp_stages_rebuild_buckets(scenario: Scenario) -> bool:
+    """Whether pipeline stages are `DistributedDataParallel` modules that rebuild their buckets after a backward."""
+    return has_ddp_stages(scenario.layout) and any(
+        each.static_graph or not each.find_unused_parameters for each in scenario.layout.of(DDP)
+    )
 
 
 @need

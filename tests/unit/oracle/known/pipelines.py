@@ -50,6 +50,8 @@ SHOWN = {
         around_stages(Pipeline(num_chunks=2), DDP(), steps=2),
         [
             around_stages(Pipeline(num_chunks=2, static_shapes=True), DDP(), steps=2),
+            around_stages(Pipeline(num_chunks=2), DDP(find_unused_parameters=True), steps=2),
+            around_stages(Pipeline(num_chunks=2), DDP()),
             around_stages(Pipeline(), DDP(), steps=2),
             around_stages(Pipeline(num_chunks=2), LocalDataParallel(), steps=2),
         ],
