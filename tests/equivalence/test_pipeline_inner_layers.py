@@ -100,11 +100,13 @@ INNER: dict[str, tuple[str, Parallelism]] = {
 }
 
 
-def a_scenario(inner: str, pipeline: Pipeline, *around: Parallelism, rows: tuple[int, int] = (16, 8)) -> Scenario:
+def a_scenario(
+    inner: str, pipeline: Pipeline, *around: Parallelism, rows: tuple[int, int] = (16, 8), model: Model | None = None
+) -> Scenario:
     """Two clipped steps of two microbatches, by default of unequal size."""
     axis, parallelism = INNER[inner]
     axes = {**({"dp": 2} if around else {}), "pp": 2, axis: 2}
-    model = EVEN if isinstance(parallelism, TensorParallel) else DECODER
+    model = model or (EVEN if isinstance(parallelism, TensorParallel) else DECODER)
     return clipped_scenario(model, axes, parallelism, pipeline, *around, microbatches=rows)
 
 
@@ -283,6 +285,15 @@ def test_faults_in_layers_are_planted_in_stages() -> None:
     """A rank has only the layers of its own stages."""
     verdict = check(of_rows(kind=TensorParallel, width=4, rows=(8, 4)), alter=mutant("row_output_averaged").plant)
     assert verdict.outcome is Outcome.DIVERGED
+
+
+@pytest.mark.parametrize("name", ["tied_embedding_without_gradient", "vocabulary_mask_off_by_one"])
+def test_faults_in_embeddings_are_planted_where_they_are_called(name: str) -> None:
+    """The last stage has a tied head's weight under the embedding's name, but does not call the embedding."""
+    scenario = a_scenario("dtensor", SCHEDULES["gpipe"], model=replace(EVEN, head=Head(tied=True)))
+    require_supported(scenario)
+    assert mutant(name).applies(scenario)
+    assert check(scenario, alter=mutant(name).plant).outcome is Outcome.DIVERGED
 
 
 @pytest.mark.torch(">=2.12", "its schedule puts neighbouring stages on one rank")

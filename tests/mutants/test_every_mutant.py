@@ -352,3 +352,14 @@ def test_a_model_with_a_scale_is_explained_as_well(name: str) -> None:
     verdict = explained(check(scaled, alter=chosen.plant), alter=chosen.plant)
     assert verdict.diagnosis is not None
     assert verdict.diagnosis.cause in chosen.causes
+
+
+@pytest.mark.parametrize("name", ["rotary_positions_restarted", "rotary_positions_off_by_one"])
+@pytest.mark.parametrize(("documents", "outcome"), [(2, Outcome.EQUIVALENT), (3, Outcome.DIVERGED)])
+def test_wrong_positions_need_a_document_on_several_ranks(name: str, documents: int, outcome: Outcome) -> None:
+    """Attention depends on differences of positions within a document. Each rank has two of four positions."""
+    smallest, chosen = MINIMUMS[name], mutant(name)
+    model = replace(smallest.training.model, length=4, document_length=documents)
+    scenario = replace(smallest, training=replace(smallest.training, model=model))
+    assert check(scenario, alter=chosen.plant).outcome is outcome
+    assert chosen.applies(scenario) is (outcome is Outcome.DIVERGED)

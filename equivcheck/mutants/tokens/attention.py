@@ -32,8 +32,10 @@ def _is_causal_over_parts(place: PlannedLayer) -> bool:
 
 
 def _turns_parts(place: PlannedLayer) -> bool:
-    layer = place.site.layer
-    return isinstance(layer, Attention) and layer.rotary and place.num_parts > 1
+    """Whether positions of the same document are on several ranks. Attention depends only on their differences."""
+    layer, length = place.site.layer, place.site.model.document_length
+    crosses = length is None or place.part_length % length > 0
+    return isinstance(layer, Attention) and layer.rotary and place.num_parts > 1 and crosses
 
 
 def _repeats_several(place: PlannedLayer) -> bool:

@@ -16,7 +16,7 @@ from equivcheck.mutants.needs import EVERYWHERE, all_of, has_next_step, is_eager
 from equivcheck.mutants.parameter_use import FirstValues, TensorFunction, use_through, use_weight_through
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
-from equivcheck.mutants.tokens.needs import learns_positions, length_of, plan_of, shards_vocabulary
+from equivcheck.mutants.tokens.needs import held_modules, learns_positions, length_of, plan_of, shards_vocabulary
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Scenario
 from equivcheck.scenario.mesh import TP
@@ -127,8 +127,7 @@ def tied_head_without_gradient(setup: Setup) -> None:
 @fault(layouts=EVERYWHERE, applies=all_of(is_eager, _ties_trained), causes=(Cause.UNTIED,), minimum=ONE_RANK)
 def tied_embedding_without_gradient(setup: Setup) -> None:
     """Bug: a tied embedding gets its gradient from the head only."""
-    embedding = getattr(setup.model, "embedding", None)
-    if embedding is not None:
+    for embedding in held_modules(setup, "embedding"):
         use_through(embedding, torch.Tensor.detach)
 
 

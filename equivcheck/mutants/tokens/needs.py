@@ -117,7 +117,8 @@ def held_modules(setup: Setup, name: str) -> Iterator[nn.Module]:
     """Yield the module with this name in the full model. Yields nothing if a pipeline gives it to another rank."""
     first, _, rest = name.partition(".")
     module = getattr(setup.model, first, None)
-    if isinstance(module, nn.Module):
+    # A rank that has the tied head but not the embedding has the shared weight in a plain `Module`, which it never calls.
+    if isinstance(module, nn.Module) and type(module) is not nn.Module:
         yield module.get_submodule(rest)
 
 
