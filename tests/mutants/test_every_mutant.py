@@ -12,6 +12,7 @@ from equivcheck import Outcome, Verdict, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.mutant import Family
 from equivcheck.mutants.registry import mutant, mutants
+from equivcheck.scenario import DDP, Axis, Layout, Mesh, Resume
 from equivcheck.worlds.trace.differences import Phase
 from mutants.minimums import MINIMUMS
 from support.supported import require_mended, require_supported
@@ -363,3 +364,14 @@ def test_wrong_positions_need_a_document_on_several_ranks(name: str, documents: 
     scenario = replace(smallest, training=replace(smallest.training, model=model))
     assert check(scenario, alter=chosen.plant).outcome is outcome
     assert chosen.applies(scenario) is (outcome is Outcome.DIVERGED)
+
+
+def test_keys_are_shifted_after_a_checkpoint_of_another_layout() -> None:
+    """A layout without a plan has no heads on several ranks, so its ranks stay right."""
+    smallest, chosen = MINIMUMS["rotary_keys_shifted_on_one_rank"], mutant("rotary_keys_shifted_on_one_rank")
+    ranks = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
+    scenario = replace(smallest, training=replace(smallest.training, steps=3), resume=Resume(layout=ranks))
+    verdict = check(scenario, alter=chosen.plant)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert verdict.divergence.step > 0

@@ -10,11 +10,11 @@ import torch
 from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.parameter_use import transform
-from equivcheck.mutants.rank import layout_of, rank_along, size_of
+from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
-from equivcheck.mutants.tokens.needs import attentions, length_of, plan_of
+from equivcheck.mutants.tokens.needs import attentions, layers_of, length_of, plan_of
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Attention, Scenario, Split, TensorParallel
+from equivcheck.scenario import Attention, Scenario, Split
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.attention.module import AttentionModule, rotate
 from equivcheck.training.setup import Setup
@@ -67,9 +67,9 @@ def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
     """Bug: rotary positions for keys are one too large on the last tensor-parallel rank."""
     if rank_along(setup, TP) != size_of(setup, TP) - 1:
         return
-    splits = [entry.split for entry in layout_of(setup).of(TensorParallel)[0].plan]
-    for split, module in zip(splits, setup.model.get_submodule("layers").children(), strict=True):
-        if isinstance(module, AttentionModule) and split is Split.HEADS_OR_HIDDEN:
+    # Before a checkpoint, the layout may have no plan.
+    for module, _ in layers_of(setup, lambda place: place.plan.split is Split.HEADS_OR_HIDDEN):
+        if isinstance(module, AttentionModule):
             _KeysLater(module)
 
 
