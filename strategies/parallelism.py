@@ -171,7 +171,8 @@ def fsdp2(draw: DrawFn) -> FSDP2:
     units |= {} if units.get("head_unit") else {"loss_chunks": 1}
     if mesh_dims is not None:
         divisions = {"gradient_divide_factor": 1.0, "sum_reductions": True}
-    found = FSDP2(
+    mixed_precision = draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None
+    return FSDP2(
         wrapping=wrapping,
         mesh_dims=mesh_dims,
         **units,
@@ -181,7 +182,8 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         explicit_prefetch=draw(SOMETIMES),
         explicit_unshard=draw(SOMETIMES),
         cpu_offload=draw(SOMETIMES),
-        mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
+        mixed_precision=mixed_precision,
+        full_precision_norms=mixed_precision is not None and draw(EVENLY),
         all_reduce_once=draw(SOMETIMES),
         replica_hook=replica_hook and mesh_dims is None,
         **divisions,
@@ -190,8 +192,6 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         ignore_frozen=draw(SOMETIMES),
         distributed_muon=draw(EVENLY),
     )
-    # Two other draws decide, so later draws stay the same.
-    return replace(found, full_precision_norms=found.cpu_offload is not found.explicit_unshard)
 
 
 @st.composite

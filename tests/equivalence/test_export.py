@@ -98,8 +98,8 @@ def test_a_script_exits_with_1_if_ranks_do_not_communicate(tmp_path: Path) -> No
     assert any(differences.values())
 
 
-LEAST_SHARE = 0.7
-"""About 80 % of generated scenarios can be written."""
+LEAST_SHARE = 0.6
+"""About 70 % of generated scenarios can be written. Scripts of most compositions with three axes would be too long."""
 RUNS, MANY = 5, 100
 """Hypothesis mutates earlier examples, so that the share of one run may be 65 or 95 %. The mean of five stays within 10 %."""
 
