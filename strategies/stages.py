@@ -12,7 +12,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.limits.repairs import each_layer, with_num_layers, with_options
 from equivcheck.layouts.composition.limits import repair_layout
-from equivcheck.layouts.parallelisms.pipeline.limits import A_CHUNK_FOR_EACH_STAGE
+from equivcheck.layouts.parallelisms.pipeline.limits import A_CHUNK_FOR_EACH_STAGE, SHAPES_OF_FULL_ACTIVATIONS
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     has_ddp_stages,
     has_dtensors_in_layers,
@@ -23,7 +23,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     splits_backward,
 )
 from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view, without_view
-from equivcheck.scenario import FSDP2, ExpertParallel, ExpertStorage, Layout, Pipeline, PipelineSchedule, Training
+from equivcheck.scenario import DDP, FSDP2, ExpertParallel, ExpertStorage, Layout, Pipeline, PipelineSchedule, Training
 from equivcheck.scenario.mesh import DP, PP, SHARD
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.parallelisms.pipeline import can_run_chunks
@@ -77,6 +77,9 @@ def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
             layout = _in_one_chunk(layout)
     if has_ddp_stages(layout) and layout.num_chunks > 1:
         layout = with_options(layout, Pipeline, static_shapes=True)
+        if SHAPES_OF_FULL_ACTIVATIONS.applies(layout):
+            # DDP that searches for unused parameters keeps its buckets, so the pass that infers shapes does no harm.
+            layout = with_options(layout, DDP, find_unused_parameters=True)
     return layout
 
 

@@ -71,6 +71,7 @@ COMPOSITIONS: tuple[str, ...] = (
     "fsdp2 x pipeline x local_tensor_parallel",
     "fsdp2 x pipeline x context_parallel",
     "fsdp2 x pipeline x expert_parallel",
+    "ddp x pipeline x local_tensor_parallel",
     "pipeline x context_parallel x local_tensor_parallel",
     "pipeline x expert_parallel x local_tensor_parallel",
 )
