@@ -81,7 +81,7 @@ class Layout:
 
     @property
     def num_chunks(self) -> int:
-        """Number of equal chunks of rows in which a rank computes each microbatch: more than 1 only under pipelines."""
+        """Number of chunks of rows in which a rank computes each microbatch: more than 1 only under pipelines."""
         return max(getattr(parallelism, "num_chunks", 1) for parallelism in self.parallelisms)
 
     def rows_of_forwards(self, microbatches: tuple[int, ...]) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class Setup:
     has_stages: bool = False
     """Whether `parts` are pipeline stages, which a pipeline schedule calls."""
     num_chunks: int = 1
-    """Number of equal chunks of rows in which each microbatch is computed. Pipelines set it."""
+    """Number of chunks of rows in which each microbatch is computed; unlike chunks are padded. Pipelines set it."""
     activation_mesh: DeviceMesh | None = None
     """Mesh of the DTensors in layers' modules. None if they compute plain tensors."""
     activation_placements: tuple[Placement, ...] = ()
