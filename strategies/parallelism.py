@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints

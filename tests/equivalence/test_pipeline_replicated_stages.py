@@ -72,7 +72,7 @@ V_SHAPED = {name for name, pipeline in PIPELINES.items() if pipeline.schedule.is
     [(name, stages) for name in PIPELINES for stages in STAGES if not (name in V_SHAPED and isinstance(STAGES[stages], DDP))],
 )
 def test_replicated_stages_equal_one_device(name: str, stages: str) -> None:
-    """Each stage averages its gradients in each microbatch, or in the last one only. Stages on two ranks may share the embedding."""
+    """Stages average gradients in each microbatch, or in the last one only. Stages on two ranks may share the embedding."""
     scenario = a_scenario(PIPELINES[name], STAGES[stages], model=UNTIED if name in V_SHAPED else TRAINED)
     require_supported(scenario)
     check(scenario).assert_equivalent()
