@@ -111,10 +111,13 @@ def _draw_again(block: Block) -> None:
     compute, had = block.compute, set[torch.Tensor]()
 
     def compute_again(inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        if mask is not None and mask in had:
-            return compute(inputs, other_mask(mask, block.layer), step)
-        if mask is not None:
-            had.add(mask)
+        if mask is None:
+            return compute(inputs, mask, step)
+        # Both calls invert it, because selective checkpointing expects the same operations again.
+        other = other_mask(mask, block.layer)
+        if mask in had:
+            return compute(inputs, other, step)
+        had.add(mask)
         return compute(inputs, mask, step)
 
     block.compute = compute_again  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from equivcheck import Outcome, Verdict, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.mutant import Family
 from equivcheck.mutants.registry import mutant, mutants
-from equivcheck.scenario import DDP, Axis, Layout, Mesh, Resume
+from equivcheck.scenario import DDP, Axis, Checkpointing, Layout, Mesh, Resume
 from equivcheck.worlds.trace.differences import Phase
 from mutants.minimums import MINIMUMS
 from support.supported import require_mended, require_supported
@@ -375,3 +375,11 @@ def test_keys_are_shifted_after_a_checkpoint_of_another_layout() -> None:
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.divergence is not None
     assert verdict.divergence.step > 0
+
+
+def test_masks_are_redrawn_by_selective_checkpointing() -> None:
+    """The recomputation finds all operations of forward again, and uses another mask."""
+    smallest, chosen = MINIMUMS["mask_redrawn_by_recomputation"], mutant("mask_redrawn_by_recomputation")
+    execution = replace(smallest.layout.execution, checkpointing=Checkpointing.SELECTIVE)
+    scenario = replace(smallest, layout=replace(smallest.layout, execution=execution))
+    assert check(scenario, alter=chosen.plant).outcome is Outcome.DIVERGED
