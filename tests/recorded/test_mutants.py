@@ -65,10 +65,10 @@ def test_a_recording_without_a_mutant_is_equivalent(scenario: Scenario, tmp_path
             assert both.recorded.first is not None
             assert both.recorded.first.detail == ABOUT_MUON
             return
-        assert scenario.layout.mesh.names[-1] in OPEN
-        assert any(gap in both.recorded.reason for gap in OPEN_GAPS), both.recorded
+        assert any(gap in both.recorded.reason for gap in OPEN_GAPS[scenario.layout.mesh.names[-1]]), both.recorded
 
 
-OPEN = ("tp", "cp")
-OPEN_GAPS = ("all ranks of B have the same samples", "samples of B are not in A")
-"""Doubts about ranks that share samples, or have parts of them. Such small models do not show that parameters are sharded."""
+_SHARED = ("all ranks of B have the same samples", "samples of B are not in A")
+OPEN_GAPS = {"tp": _SHARED, "cp": _SHARED, "pp": ("counts more often, or less often",)}
+"""Doubts by the mesh's last axis. Tensor- and context-parallel ranks share samples, or have parts of them, and such small models
+do not show that parameters are sharded. Pipeline chunks of unlike size repeat a row, which a recording cannot tell from data."""
