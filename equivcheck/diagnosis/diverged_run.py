@@ -72,7 +72,7 @@ class DivergedRun(Evidence):
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether ranks train on different rows, and one device can repeat what each rank computes."""
+        """Whether ranks train on different rows, and one device can repeat each rank's training."""
         return bool(self.data_axes) and self.can_be_emulated
 
     @property

@@ -91,6 +91,13 @@ class Layout:
         """
         return tuple(-(-rows // self.num_data_ranks // self.num_chunks) for rows in microbatches)
 
+    def has_equal_chunks(self, microbatches: tuple[int, ...]) -> bool:
+        """Whether all ranks compute each microbatch in chunks with the same number of rows.
+
+        `microbatches` are the numbers of rows over all ranks.
+        """
+        return all(rows % (self.num_data_ranks * self.num_chunks) == 0 for rows in microbatches)
+
     @property
     def num_data_ranks(self) -> int:
         """Number of ranks that get different rows."""

@@ -98,19 +98,21 @@ def test_a_script_exits_with_1_if_ranks_do_not_communicate(tmp_path: Path) -> No
     assert any(differences.values())
 
 
-LEAST_SHARE = 0.6
-"""About 70 % of generated scenarios can be written. Scripts of most compositions with three axes would be too long."""
+LEAST_SHARE = 0.7
+"""About 80 % of generated scenarios with at most two mesh axes can be written, and 15 % of those with three."""
 RUNS, MANY = 5, 100
 """Hypothesis mutates earlier examples, so that the share of one run may be 65 or 95 %. The mean of five stays within 10 %."""
 
 
 def test_most_scenarios_can_be_exported() -> None:
-    """Numbers and tolerance are not computed."""
+    """Scripts of most compositions with three axes would be too long. Numbers and tolerance are not computed."""
     written: list[bool] = []
+    of_three_axes: list[bool] = []
 
     def counted(scenario: Scenario) -> None:
-        written.append(can_export(scenario))
+        (written if len(scenario.layout.mesh.axes) < 3 else of_three_axes).append(can_export(scenario))
 
     for number in range(RUNS):
         seed(number)(settings(UNHURRIED, max_examples=MANY, phases=(Phase.generate,))(given(scenarios())(counted)))()
     assert sum(written) >= LEAST_SHARE * len(written)
+    assert any(of_three_axes)

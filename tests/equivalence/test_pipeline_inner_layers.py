@@ -246,7 +246,7 @@ def test_a_script_shards_features_of_masks_over_tensor_parallel_ranks(tmp_path: 
 
 @pytest.mark.parametrize("kind", [LocalTensorParallel, TensorParallel])
 def test_a_script_shards_learned_positions(kind: type[PlannedParallelism], tmp_path: Path) -> None:
-    """A stage calls the module of positions, because tensor parallelism changes what it returns."""
+    """A stage calls the module of positions, because tensor parallelism changes its output."""
     plan = (LayerPlan(split=Split.COLWISE, output=ActivationSharding.ROWS),) * 2
     sharded = kind(plan=plan, source=Split.ROWWISE, source_output=ActivationSharding.ROWS, head=Split.COLWISE)
     source = Tokens(vocabulary=5, learned_positions=True)

@@ -37,7 +37,7 @@ def wrong_chunks(diverged: DivergedRun) -> Iterator[Mistake]:
             yield taking_rows(Cause.MICROBATCH_LOST, words, take, divides_by_own=divides_by_own)
     words = f"the pipeline sums the {count} chunks of each microbatch, rather than averaging them"
     yield on_one_device(Cause.MICROBATCHES_SUMMED, words, partial(scaling_loss, factor=count))
-    if any(rows % (layout.num_data_ranks * count) for rows in diverged.training.data.microbatches):
+    if not layout.has_equal_chunks(diverged.training.data.microbatches):
         yield from _uneven(layout.num_data_ranks, count, is_mean=diverged.training.loss.is_mean)
 
 

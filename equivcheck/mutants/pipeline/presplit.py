@@ -22,10 +22,8 @@ UNEVEN = Minimum(ranks=1, because="three rows are split into two chunks")
 
 def _pads(scenario: Scenario) -> bool:
     """Whether a chunk has fewer rows than the first one."""
-    layout = scenario.layout
-    multiple = layout.num_data_ranks * layout.num_chunks
-    is_uneven = any(rows % multiple for rows in scenario.training.data.microbatches)
-    return parallelism_of(layout, Pipeline).presplit and is_uneven
+    is_presplit = parallelism_of(scenario.layout, Pipeline).presplit
+    return is_presplit and not scenario.layout.has_equal_chunks(scenario.training.data.microbatches)
 
 
 def _averages_uneven_chunks(scenario: Scenario) -> bool:

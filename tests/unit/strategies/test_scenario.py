@@ -216,7 +216,7 @@ FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     ),
     "three axes": (0.05, lambda scenario: len(scenario.layout.mesh.axes) == 3),
     "data ranks beside tensor-parallel ones": (
-        0.08,
+        0.1,
         lambda scenario: scenario.layout.num_data_ranks > 1 and scenario.layout.mesh.size(TP) > 1,
     ),
 }

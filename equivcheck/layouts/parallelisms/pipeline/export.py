@@ -77,7 +77,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     if shared:
         copy_weights(draft, shared)
     if parallelism.presplit:
-        define_chunks(draft, parallelism, _rows(draft))
+        define_chunks(draft, parallelism)
     draft.computes = _compute(draft, parallelism, ranks)
     if isinstance(training.clipping, ClipNorm):
         if draft.mixes_tensors:
@@ -246,11 +246,7 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
                 "scripts declare shapes with one prediction for each token only",
             )
         _define_shapes(draft, spans)
-        rows = (
-            f"rows // {parallelism.num_chunks}"
-            if has_equal_chunks(parallelism, _rows(draft))
-            else f"-(-rows // {parallelism.num_chunks})"
-        )
+        rows = f"rows // {parallelism.num_chunks}" if has_equal_chunks(draft) else f"-(-rows // {parallelism.num_chunks})"
         shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}
     group = _group(draft, parallelism)
     if parallelism.sends_dtensors:
@@ -344,7 +340,7 @@ def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
         counts = [training.rows_at(step) // data_ranks for step in range(training.steps)]
         draft.definitions.append([f"ROWS = {counts}  # in each step"])
     text = '"""A chunk\'s share of the step\'s loss."""'
-    cut = [] if has_equal_chunks(parallelism, _rows(draft)) else ["outputs = outputs[: len(targets)]  # without padding"]
+    cut = [] if has_equal_chunks(draft) else ["outputs = outputs[: len(targets)]  # without padding"]
     draft.definitions.append(block(f"def loss_fn({arguments}):", [text, *cut, f"return {loss}"]))
     if not uneven:
         return "loss_fn"

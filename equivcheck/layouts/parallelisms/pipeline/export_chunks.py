@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.text import block, call, source_of
@@ -11,17 +11,17 @@ from equivcheck.scenario import Pipeline
 from equivcheck.system.torch_version import is_torch_in
 
 
-def has_equal_chunks(parallelism: Pipeline, microbatches: Sequence[int]) -> bool:
-    """Whether all chunks of each microbatch have the same number of rows. `microbatches` are the rows on one rank."""
-    return all(rows % parallelism.num_chunks == 0 for rows in microbatches)
+def has_equal_chunks(draft: Draft) -> bool:
+    """Whether no chunk needs padding."""
+    return draft.scenario.layout.has_equal_chunks(draft.scenario.training.data.microbatches)
 
 
-def define_chunks(draft: Draft, parallelism: Pipeline, microbatches: Sequence[int]) -> None:
+def define_chunks(draft: Draft, parallelism: Pipeline) -> None:
     """Define how a schedule gets chunks, and let the script pad them before other parallelisms shard them."""
     draft.need("collections.abc", "Mapping")
     draft.need("typing", "Any")
     draft.definitions += [source_of(presplit.split_into_chunks), source_of(_step())]
-    if has_equal_chunks(parallelism, microbatches):
+    if has_equal_chunks(draft):
         return
     body = [
         '"""Repeat the last row of chunks that have one row less than the first chunk."""',

@@ -7,7 +7,6 @@ from dataclasses import replace
 from equivcheck.layouts.base.limits.execution import without_compilation
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, UpstreamLimit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import (
-    all_multiples,
     each_layer,
     only_one,
     with_model,
@@ -82,14 +81,14 @@ REDUCED_BY_ONE_STAGE = Limit(
 
 
 def _row_multiple(layout: Layout) -> int:
-    return layout.num_data_ranks * parallelism_of(layout, Pipeline).num_chunks
+    return layout.num_data_ranks * layout.num_chunks
 
 
 EVEN_CHUNKS = Limit(
     reason="pipeline: a microbatch whose rows are not a multiple of the chunks is not supported: every chunk is received into "
     "a buffer of the first chunk's shape, and only presplit chunks are padded",
     applies=lambda training, layout: (
-        not (parallelism_of(layout, Pipeline).presplit or all_multiples(training.data.microbatches, _row_multiple(layout)))
+        not (parallelism_of(layout, Pipeline).presplit or layout.has_equal_chunks(training.data.microbatches))
     ),
     repair=lambda training, layout: with_rows(training, _row_multiple(layout)),
 )
@@ -115,7 +114,7 @@ NO_CHOICES_OF_PADDING = Limit(
     applies=lambda training, layout: (
         parallelism_of(layout, Pipeline).presplit
         and training.model.has_router_bias
-        and not all_multiples(training.data.microbatches, _row_multiple(layout))
+        and not layout.has_equal_chunks(training.data.microbatches)
     ),
     repair=lambda training, layout: with_rows(training, _row_multiple(layout)),
 )
