@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.coverage.pairs import legal_pairs
+from equivcheck.campaign.coverage.features import features
+from equivcheck.campaign.coverage.legality import Examples
+from equivcheck.campaign.coverage.pairs import format_pairs, legal_pairs, pairs_of, read_pairs
+from equivcheck.campaign.plan import Plan
 from equivcheck.cli import main
+from equivcheck.cli.checker.coverage import write_legal
+from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -46,3 +54,54 @@ def test_a_layout_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]
     code, _, err = run(capsys, "coverage", "--seconds", "1", "--layout", "dpp")
     assert code == 2
     assert "layout 'dpp' is not valid: it does not exist. Did you mean ddp? Expected one of ddp" in err
+
+
+def one_layer(width: int, optimizer: SGD, ddp: DDP) -> Scenario:
+    """A training with one layer on two ranks."""
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(ddp,))
+    model, data = Model(features=2, layers=(Layer(width=width),)), Data(microbatches=(2,))
+    return Scenario(training=Training(model=model, data=data, optimizer=optimizer), layout=layout)
+
+
+def two_examples() -> Examples:
+    """Two scenarios whose features can all be mixed."""
+    found = Examples()
+    found.add(one_layer(1, SGD(), DDP()))
+    found.add(one_layer(2, SGD(momentum=0.5, nesterov=True), DDP(no_sync=True, static_graph=True)))
+    return found
+
+
+def test_legal_pairs_are_tried_until_the_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each reading of the clock is one second later, so three seconds are enough for two pairs."""
+    file, examples = tmp_path / "pairs.json", two_examples()
+    drawn, untried = examples.legal.count, len(examples.pairs_never_drawn())
+    write_legal(examples, file, Plan(seconds=3, seed=0), clock=map(float, count()).__next__)
+    assert drawn < read_pairs(file.read_text()).count
+    assert f"{untried - 2} of {untried} others not tried" in capsys.readouterr().err
+    complete = two_examples()
+    write_legal(complete, file, Plan(seconds=3, seed=0), clock=lambda: 0.0)
+    assert f"0 of {untried} others not tried" in capsys.readouterr().err
+    assert complete.legal.count > examples.legal.count
+
+
+def test_pairs_already_in_the_file_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command adds to the file, also if it draws only another layout."""
+    file = tmp_path / "pairs.json"
+    one, other = sorted(features(one_layer(1, SGD(), DDP())))[:2]
+    named = replace(one, value="not drawn")
+    file.write_text(format_pairs(pairs_of({named, other}, [(named, other)])))
+    code, _, _ = run(capsys, "coverage", "--seconds", "0.2", "--layout", "fsdp2", "--legal", str(file))
+    table = read_pairs(file.read_text())
+    assert code == 0
+    assert table.features[next(table.of(table.features.index(named)))] == other
+    assert table.count > 1
+
+
+def test_a_file_that_is_no_table_is_refused_before_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file stays as it is."""
+    file = tmp_path / "notes.json"
+    file.write_text("[1, 2]")
+    code, _, err = run(capsys, "coverage", "--seconds", "1000", "--legal", str(file))
+    assert code == 2
+    assert "is not a table of legal pairs" in err
+    assert file.read_text() == "[1, 2]"

@@ -7,7 +7,7 @@ both features are still there. If no example keeps both, a limit or a noun forbi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, product
@@ -25,7 +25,7 @@ KEPT_EXAMPLES = 4
 
 
 class Examples:
-    """A few example scenarios for each feature, and all pairs of features found together in a scenario."""
+    """A few example scenarios for each feature, and all pairs of features known to be legal."""
 
     def __init__(self) -> None:
         self._kept: dict[Feature, dict[str, Scenario]] = {}
@@ -42,16 +42,22 @@ class Examples:
             if len(kept) < KEPT_EXAMPLES:
                 kept.setdefault(scenario.layout.name, scenario)
 
+    def add_pairs(self, pairs: Pairs) -> None:
+        """Count pairs that are known to be legal, without a scenario."""
+        for number, feature in enumerate(pairs.features):
+            self._beside.setdefault(feature, set()).update(pairs.features[other] for other in pairs.of(number))
+            self._layouts.setdefault(feature, set())
+
     def of(self, feature: Feature) -> Iterable[Scenario]:
         """Return the example scenarios with this feature."""
         return self._kept.get(feature, {}).values()
 
     def came_together(self, one: Feature, other: Feature) -> bool:
-        """Whether any added scenario had both features."""
+        """Whether any added scenario had both features, or the pair was added."""
         return other in self._beside[one]
 
     def pairs_never_drawn(self) -> list[tuple[Feature, Feature]]:
-        """Return the pairs found in no scenario, although both features occurred in scenarios with the same layout name."""
+        """Return the pairs not added so far, although both features occurred in scenarios with the same layout name."""
         pairs = combinations(sorted(self._beside), 2)
         return [
             pair
@@ -61,8 +67,21 @@ class Examples:
 
     @property
     def legal(self) -> Pairs:
-        """Pairs of features found together in an added scenario."""
+        """Pairs of features found together in an added scenario, and added pairs."""
         return pairs_of(self._beside, [(one, other) for one, beside in self._beside.items() for other in beside if one < other])
+
+
+def construct_pairs(pairs: Iterable[tuple[Feature, Feature]], examples: Examples, *, has_time: Callable[[], bool]) -> int:
+    """Construct a scenario for each pair, and add it to the examples. Return how many pairs were tried while there was time."""
+    tried = 0
+    for one, other in pairs:
+        if not has_time():
+            break
+        scenario = None if examples.came_together(one, other) else witness(one, other, examples)
+        if scenario is not None:
+            examples.add(scenario)
+        tried += 1
+    return tried
 
 
 def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None:

@@ -49,12 +49,17 @@ def pairs_of(features: Iterable[Feature], pairs: Iterable[tuple[Feature, Feature
 @cache
 def legal_pairs() -> Pairs:
     """Pairs of features that one scenario can have, read from the table in the package."""
-    table = json.loads(files(__package__).joinpath(TABLE).read_text(encoding="utf-8"))
+    return read_pairs(files(__package__).joinpath(TABLE).read_text(encoding="utf-8"))
+
+
+def read_pairs(text: str) -> Pairs:
+    """Read a table of pairs. Raises `ValueError` if the text is not JSON, and `KeyError` or `TypeError` if it is not a table."""
+    table = json.loads(text)
     return Pairs(tuple(Feature(*names) for names in table["features"]), tuple(int(row, 16) for row in table["pairs"]))
 
 
 def format_pairs(pairs: Pairs) -> str:
-    """Return the text that `legal_pairs` reads: a table with these pairs."""
+    """Return the text that `read_pairs` reads: a table with these pairs."""
     rows = [[feature.part, feature.noun, feature.field, feature.value] for feature in pairs.features]
     lines = ",\n".join(json.dumps(row) for row in rows), ",\n".join(json.dumps(f"{row:x}") for row in pairs.rows)
     return '{{\n"features": [\n{}\n],\n"pairs": [\n{}\n]\n}}\n'.format(*lines)
