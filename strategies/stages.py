@@ -20,6 +20,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     has_lost_gradients,
     has_replicate_ddp_stages,
     num_stages,
+    sometimes_splits_backward,
     splits_backward,
 )
 from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view, without_view
@@ -80,6 +81,8 @@ def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
         if SHAPES_OF_FULL_ACTIVATIONS.applies(layout):
             # DDP that searches for unused parameters keeps its buckets, so the pass that infers shapes does no harm.
             layout = with_options(layout, DDP, find_unused_parameters=True)
+    if sometimes_splits_backward(layout) and any(ddp.find_unused_parameters for ddp in layout.of(DDP)):
+        layout = with_options(layout, Pipeline, schedule=PipelineSchedule.LOOPED_BFS)
     return layout
 
 

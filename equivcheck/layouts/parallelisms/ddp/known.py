@@ -36,6 +36,12 @@ def unused_parameters_not_looked_for(scenario: Scenario) -> bool:
     return may_skip_parameters(trained) and any(map(_looks_for_none, scenario.layout.parallelisms))
 
 
+@need
+def ddp_searches_for_unused_parameters(scenario: Scenario) -> bool:
+    """Whether `DistributedDataParallel` has `find_unused_parameters`."""
+    return any(ddp.find_unused_parameters for ddp in scenario.layout.of(DDP))
+
+
 def _looks_for_none(parallelism: object) -> bool:
     if isinstance(parallelism, DDP):
         return not (parallelism.find_unused_parameters or parallelism.static_graph)

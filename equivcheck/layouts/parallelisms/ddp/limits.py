@@ -25,14 +25,13 @@ from equivcheck.scenario import (
     Compression,
     Layout,
     Pipeline,
-    PipelineSchedule,
     PlannedParallelism,
     Precision,
     Replicate,
     TensorParallel,
     Training,
 )
-from equivcheck.scenario.mesh import PP, TP
+from equivcheck.scenario.mesh import TP
 
 
 def as_reduced(training: Training, layout: Layout) -> Training:
@@ -174,25 +173,11 @@ STATIC_STAGES_OF_GIVEN_SHAPES = LayoutLimit(
     torch=INFERS_BACKWARD,
 )
 
-NO_UNUSED_PARAMETERS_IN_DUAL_PIPES = LayoutLimit(
-    reason="DistributedDataParallel: find_unused_parameters of pipeline stages under DualPipeV is not supported: the "
-    "schedule computes some weight gradients without DDP's hooks, and the backward of the next step or microbatch raises "
-    "'Expected to mark a variable ready only once'",
-    applies=lambda layout: (
-        parallelism_of(layout, DDP).find_unused_parameters
-        and layout.mesh.size(PP) > 1
-        and any(pipeline.schedule is PipelineSchedule.DUAL_PIPE_V for pipeline in layout.of(Pipeline))
-    ),
-    repair=lambda layout: with_options(layout, DDP, find_unused_parameters=False),
-    torch=INFERS_BACKWARD,
-)
-
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     NO_BF16_HOOK,
     STATIC_STAGES_OF_ONE_CHUNK,
     STATIC_STAGES_OF_ONE_CHUNK_OF_GIVEN_SHAPES,
     STATIC_STAGES_OF_GIVEN_SHAPES,
-    NO_UNUSED_PARAMETERS_IN_DUAL_PIPES,
     *ROUNDING_LIMITS,
     *COMPILED_DDP,
 )

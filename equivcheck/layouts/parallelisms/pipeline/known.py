@@ -20,7 +20,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     uses_of_weights,
 )
 from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view
-from equivcheck.scenario import DDP, AnyLayer, Pipeline, PipelineSchedule, Scenario
+from equivcheck.scenario import DDP, AnyLayer, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Divergence
@@ -44,9 +44,7 @@ def always_splits_backward(scenario: Scenario) -> bool:
 @need
 def sometimes_splits_backward(scenario: Scenario) -> bool:
     """Whether DualPipeV runs on several ranks. For some chunks, it computes input and weight gradients in separate passes."""
-    pipeline = _pipeline(scenario)
-    dual = pipeline is not None and pipeline.schedule is PipelineSchedule.DUAL_PIPE_V
-    return dual and scenario.layout.mesh.size(PP) > 1
+    return scenario.layout.has(Pipeline) and stages.sometimes_splits_backward(scenario.layout)
 
 
 @need

@@ -75,8 +75,12 @@ def splits_backward(layout: Layout) -> bool:
 
     Zero-bubble schedules always do this. DualPipeV does it on several ranks.
     """
-    schedule = parallelism_of(layout, Pipeline).schedule
-    return schedule in ALWAYS_SPLIT or (schedule in SPLIT and layout.mesh.size(PP) > 1)
+    return parallelism_of(layout, Pipeline).schedule in ALWAYS_SPLIT or sometimes_splits_backward(layout)
+
+
+def sometimes_splits_backward(layout: Layout) -> bool:
+    """Whether DualPipeV runs on several ranks. For some chunks, it computes input and weight gradients in separate passes."""
+    return parallelism_of(layout, Pipeline).schedule is PipelineSchedule.DUAL_PIPE_V and layout.mesh.size(PP) > 1
 
 
 def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:

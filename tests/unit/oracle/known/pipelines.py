@@ -36,6 +36,8 @@ from unit.oracle.known.builders import (
 )
 
 RESHARDED, KEPT = FSDP2(), FSDP2(reshard_after_forward=False)
+OF_GIVEN_SHAPES = replace(DUAL, static_shapes=True)
+SEARCHING = DDP(find_unused_parameters=True)
 TWO_SIZES = Data(microbatches=(4, 8))
 
 SHOWN = {
@@ -44,6 +46,16 @@ SHOWN = {
         [
             around_stages(Pipeline(), RESHARDED, sizes=(2, 1), data=Data(microbatches=(8, 8))),
             around_stages(Pipeline(), LocalDataParallel(), sizes=(2, 1), data=TWO_SIZES),
+        ],
+    ),
+    "ddp_searches_in_dual_pipe_v": (
+        around_stages(OF_GIVEN_SHAPES, SEARCHING, num_layers=4, steps=2),
+        [
+            around_stages(OF_GIVEN_SHAPES, DDP(), num_layers=4, steps=2),
+            around_stages(OF_GIVEN_SHAPES, SEARCHING, num_layers=4),
+            around_stages(OF_GIVEN_SHAPES, SEARCHING, sizes=(1, 1), steps=2),
+            around_stages(replace(OF_GIVEN_SHAPES, schedule=PipelineSchedule.LOOPED_BFS), SEARCHING, num_layers=4, steps=2),
+            around_stages(OF_GIVEN_SHAPES, LocalDataParallel(), num_layers=4, steps=2),
         ],
     ),
     "ddp_stage_infers_shapes": (
