@@ -12,7 +12,8 @@ from equivcheck import Outcome, Verdict, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.mutant import Family
 from equivcheck.mutants.registry import mutant, mutants
-from equivcheck.scenario import DDP, Axis, Checkpointing, Layout, Mesh, Resume
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.scenario import DDP, AdamW, Axis, Checkpointing, Layout, Loss, Mesh, Pipeline, Resume
 from equivcheck.worlds.trace.differences import Phase
 from mutants.minimums import MINIMUMS
 from support.supported import require_mended, require_supported
@@ -383,3 +384,37 @@ def test_masks_are_redrawn_by_selective_checkpointing() -> None:
     execution = replace(smallest.layout.execution, checkpointing=Checkpointing.SELECTIVE)
     scenario = replace(smallest, layout=replace(smallest.layout, execution=execution))
     assert check(scenario, alter=chosen.plant).outcome is Outcome.DIVERGED
+
+
+def test_a_chunk_is_lost_after_a_checkpoint_of_one_chunk() -> None:
+    """Without its only chunk, the layout before the checkpoint would have no gradients, which is another fault."""
+    smallest, chosen = MINIMUMS["pipeline_chunk_lost"], mutant("pipeline_chunk_lost")
+    first = Layout(mesh=smallest.layout.mesh, parallelisms=(Pipeline(),))
+    scenario = replace(
+        smallest, training=replace(smallest.training, steps=3), resume=Resume(layout=first, flatten_optimizer_state_dict=True)
+    )
+    verdict = check(scenario, alter=chosen.plant)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert verdict.divergence.step > 0
+
+
+def test_a_linear_loss_does_not_depend_on_the_order_of_rows() -> None:
+    """It adds up outputs without targets."""
+    smallest, chosen = MINIMUMS["rows_gathered_in_another_order"], mutant("rows_gathered_in_another_order")
+    scenario = replace(smallest, training=replace(smallest.training, loss=Loss.LINEAR_MEAN))
+    assert check(scenario, alter=chosen.plant).outcome is Outcome.EQUIVALENT
+    assert not chosen.applies(scenario)
+
+
+def test_stages_whose_updates_one_rank_sends_are_explained() -> None:
+    """Each parameter is on one pipeline rank, and the ZeRO optimizer updates it on one data-parallel rank."""
+    smallest, chosen = MINIMUMS["pipeline_last_stage_reduces_only"], mutant("inner_module_called")
+    pipeline = replace(smallest.layout.of(Pipeline)[0], static_shapes=True)
+    layout = replace(smallest.layout, parallelisms=(pipeline, DDP(zero_redundancy=True)))
+    scenario = replace(smallest, training=replace(smallest.training, optimizer=AdamW(), steps=2), layout=layout)
+    require_supported(scenario)
+    assert chosen.applies(scenario)
+    found = explained(check(scenario, alter=chosen.plant), alter=chosen.plant).diagnosis
+    assert found is not None
+    assert found.cause is Cause.NOT_REDUCED

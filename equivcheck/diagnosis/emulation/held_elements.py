@@ -19,7 +19,8 @@ def held_elements(diverged: Evidence) -> HeldElements:
     held, owners = _held_masks(diverged), dict[str, int]()
     for name, masks in held.items():
         holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
-        if len(holders) == 1 and all(mask.all() for mask in masks):
+        # Ranks of other pipeline stages do not hold the tensor.
+        if len(holders) == 1 and all(mask.all() or not mask.any() for mask in masks):
             owners[name] = holders[0]
     return HeldElements(diverged.coordinates, held, owners)
 

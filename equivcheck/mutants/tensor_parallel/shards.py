@@ -55,6 +55,11 @@ def _gathers_rows(layer: Planned) -> bool:
     return layer.plan.split is Split.COLWISE and layer.site.input is ActivationSharding.ROWS
 
 
+def _tells_rows(scenario: Scenario) -> bool:
+    """Whether the loss depends on the order of rows. A linear loss adds up all outputs, without targets."""
+    return not scenario.training.loss.is_linear
+
+
 def _drops_on_several(scenario: Scenario) -> bool:
     return scenario.layout.mesh.size(TP) > 1 and any(layer.dropout for layer in scenario.training.model.layers)
 
@@ -124,7 +129,7 @@ def columns_gathered_in_another_order(setup: Setup) -> None:
 
 @fault(
     layouts=TENSOR_PARALLEL,
-    applies=all_of(is_eager, has_layer(_gathers_rows)),
+    applies=all_of(is_eager, _tells_rows, has_layer(_gathers_rows)),
     causes=(Cause.PERMUTED,),
     minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
 )
