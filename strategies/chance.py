@@ -20,6 +20,8 @@ RARELY: SearchStrategy[bool] = st.sampled_from((False,) * 5 + (True,))
 """Strategy for a boolean, True in one sixth of the draws."""
 MOSTLY: SearchStrategy[bool] = st.sampled_from((False, True, True))
 """Strategy for a boolean, True in two thirds of the draws."""
+USUALLY: SearchStrategy[bool] = st.sampled_from((True,) * 11 + (False,))
+"""Strategy for whether to avoid a known issue. One in twelve keeps the issue, because torch may fix it."""
 EVENLY: SearchStrategy[bool] = st.booleans()
 """Strategy for a boolean, True in half of the draws."""
 

@@ -24,7 +24,7 @@ from equivcheck.strategies.stages import (
     with_drawn_boundaries,
     with_drawn_schedule,
     with_usual_rows,
-    with_usual_stage_ends,
+    with_usual_workarounds,
 )
 from equivcheck.strategies.training import trainings
 
@@ -59,6 +59,8 @@ def scenarios(  # noqa: PLR0913 - a strategy for each part, all by keyword
     """
     layout = _chosen(draw, layouts, max_ranks, executions)
     scenario = _scenario(draw, layout, _training(draw, trainings, layout), beyond=False)
+    if trainings is None and needs_stages(layout):
+        scenario = with_usual_workarounds(draw, scenario)
     return with_drawn_resume(draw, scenario) if may_resume(scenario) and draw(resumes) else scenario
 
 
@@ -102,7 +104,6 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
     if needs_plan(layout):
         training = fit_training(training, with_idle_plan(layout, training), beyond=beyond)
         layout = with_drawn_plan(draw, layout, training, beyond=beyond)
-        training = with_usual_stage_ends(draw, training, layout) if staged else training
     training = fit_training(training, layout, beyond=beyond)
     return Scenario(training=training, layout=layout, schedule_seed=draw(SEEDS))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.base.limits.limit import parallelism_of
-from equivcheck.layouts.base.limits.repairs import each_layer, with_num_layers, with_options
+from equivcheck.layouts.base.limits.repairs import with_num_layers, with_options
 from equivcheck.layouts.composition.limits import repair_layout
 from equivcheck.layouts.parallelisms.pipeline.limits import A_CHUNK_FOR_EACH_STAGE, SHAPES_OF_FULL_ACTIVATIONS
 from equivcheck.layouts.parallelisms.pipeline.stages import (
@@ -23,18 +23,25 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     sometimes_splits_backward,
     splits_backward,
 )
-from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view, without_view
-from equivcheck.scenario import DDP, FSDP2, ExpertParallel, ExpertStorage, Layout, Pipeline, PipelineSchedule, Training
+from equivcheck.oracle.known_issues.known import known_issues
+from equivcheck.scenario import DDP, FSDP2, ExpertParallel, ExpertStorage, Layout, Pipeline, PipelineSchedule, Scenario, Training
 from equivcheck.scenario.mesh import DP, PP, SHARD
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.parallelisms.pipeline import can_run_chunks
-from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
+from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES, USUALLY
 from equivcheck.system.torch_version import is_torch_in
 
 _NO_STAGES = Pipeline()
 _CHUNKS = (1, 2, 3, 4, 6, 8)
-_USUALLY = st.sampled_from((True,) * 11 + (False,))
-"""Leaves one in twelve with a known issue, because torch may fix it."""
+_FREQUENT_IN_PIPELINES = (
+    "clip_grad_value_of_nothing",
+    "dual_pipe_v_behind_frozen_layers",
+    "inf_norm_of_empty_shard",
+    "split_backward_behind_frozen_layers",
+    "split_backward_of_shared_weight",
+    "split_backward_of_view",
+)
+"""Known issues that together end up to a tenth of a pipeline layout's checks."""
 
 
 def needs_stages(layout: Layout) -> bool:
@@ -63,7 +70,7 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
 
 def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
     """If stages reduce their own gradients, usually change options with which torch loses them or reduces them wrongly."""
-    if not (any(each.reduces_each_module for each in layout.parallelisms) and draw(_USUALLY)):
+    if not (any(each.reduces_each_module for each in layout.parallelisms) and draw(USUALLY)):
         return layout
     if has_lost_gradients(layout):
         layout = with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None)
@@ -100,22 +107,20 @@ def with_usual_rows(draw: DrawFn, training: Training, layout: Layout) -> Trainin
 
     Each size has its own schedule, whose first step drops accumulated gradients (`pipeline_drops_sharded_gradients`).
     """
-    if not (has_fsdp_stages(layout) and draw(_USUALLY)):
+    if not (has_fsdp_stages(layout) and draw(USUALLY)):
         return training
     rows = training.data.microbatches
     return replace(training, data=replace(training.data, microbatches=rows[:1] * len(rows)))
 
 
-def with_usual_stage_ends(draw: DrawFn, training: Training, layout: Layout) -> Training:
-    """Usually give middle stages outputs that are no views, if planned modules return local tensors of DTensors.
-
-    Schedules that split the backward refuse views (`split_backward_of_view`), and nearly every planned layer returns one.
-    """
-    may_return_views = has_dtensors_in_layers(layout) and splits_backward(layout)
-    ends = ends_of_middle_stages_in_view(training.model, layout) if may_return_views else ()
-    if not (ends and draw(_USUALLY)):
-        return training
-    return each_layer(training, lambda index, layer: without_view(layer) if index in ends else layer)
+def with_usual_workarounds(draw: DrawFn, scenario: Scenario) -> Scenario:
+    """If a pipeline could show frequent known issues, usually apply their workarounds."""
+    # Drawn for every pipeline, because a scenario that shows no issue must take no more choices than others.
+    if draw(USUALLY):
+        for issue in known_issues():
+            if issue.id in _FREQUENT_IN_PIPELINES and issue.could_show(scenario):
+                scenario = issue.avoid(scenario) or scenario
+    return scenario
 
 
 def with_a_layer_for_each_stage(training: Training, layout: Layout) -> Training:

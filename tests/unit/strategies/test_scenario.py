@@ -37,6 +37,7 @@ from equivcheck.scenario import (
     Norm,
     NormType,
     Parallelism,
+    Pipeline,
     PlannedParallelism,
     Precision,
     Scenario,
@@ -50,6 +51,7 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.strategies import data, layouts, models, optimizers, plan, scenarios, trainings
 from equivcheck.strategies.plan import with_usual_bases
+from equivcheck.strategies.stages import with_usual_workarounds
 from support.fresh import drawn_afresh
 
 SIMPLEST = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
@@ -137,6 +139,23 @@ def test_microbatches_of_fsdp_stages_usually_have_one_size(inner: str) -> None:
     """A known issue of FSDP2 stages is reached, but hides few other faults, whatever splits the stages' activations."""
     sizes = [set(scenario.training.data.microbatches) for scenario in drawn(500, layouts=(f"fsdp2 x pipeline{inner}",))]
     assert 0 < sum(len(each) > 1 for each in sizes) < 0.1 * len(sizes)
+
+
+def test_frequent_known_issues_of_pipelines_are_usually_avoided() -> None:
+    """A known issue that nearly any pipeline can show is reached, but hides few other faults."""
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="pp", size=1)))
+    layout = Layout(mesh=mesh, parallelisms=(Pipeline(), FSDP2()))
+    training = replace(SIMPLEST, data=Data(microbatches=(4,)), clipping=ClipNorm(norm_type=NormType.INF))
+    crashing = Scenario(training=training, layout=layout)
+    assert limit_reason(training, layout) is None
+    found: Counter[bool] = Counter()
+
+    @st.composite
+    def usual(draw: st.DrawFn) -> Scenario:
+        return with_usual_workarounds(draw, crashing)
+
+    drawn_afresh(usual(), examples=100, under=SAMPLED)(lambda each: found.update([each == crashing]))()
+    assert 0 < found[True] < 50
 
 
 def test_most_scenarios_are_distinct(sample: list[Scenario]) -> None:
