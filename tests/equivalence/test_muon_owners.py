@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.layouts.parallelisms.fsdp2 import distributed_muon
-from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Muon, Training, Wrapping
+from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Muon, Pipeline, Training, Wrapping
 from equivcheck.strategies import layouts, scenarios
 from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.training import trainings
@@ -85,6 +85,21 @@ def test_a_matrix_with_fewer_rows_than_ranks_is_within_limits() -> None:
     alone = FSDP2(wrapping=Wrapping.PER_LAYER)
     assert check(scenario(4, fsdp=alone)).outcome is Outcome.UNSUPPORTED
     assert check(scenario(4)).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_stage_of_frozen_layers_has_nothing_to_update(frozen: int) -> None:
+    """Its parameters have no owners, and its ranks exchange nothing."""
+    layers = tuple(Layer(width=4, bias=False, frozen=index == frozen) for index in range(2))
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="pp", size=2)))
+    layout = Layout(mesh=mesh, parallelisms=(Pipeline(), FSDP2(distributed_muon=True)))
+    training = replace(scenario(2).training, model=Model(features=4, layers=layers))
+    verdict = check(Scenario(training=training, layout=layout))
+    verdict.assert_equivalent()
+    assert verdict.calls is not None
+    exchanging = [any(call.op == "all_to_all" for call in calls) for calls in verdict.calls]
+    assert exchanging == [index != frozen for index in (0, 1)] * 2
 
 
 def _of_shards(update: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:

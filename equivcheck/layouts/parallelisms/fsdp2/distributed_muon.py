@@ -30,7 +30,8 @@ class DistributedMuon(torch.optim.Muon):
         """Like `Muon`, and in addition with the group, and each parameter's owner as a rank within the group."""
         super().__init__(groups, **settings)
         self.group, self.owners = group, owners
-        self.nothing = _local(next(iter(owners))).detach().new_empty(0)
+        # No parameter has an owner if all are frozen, as in a pipeline stage with frozen layers.
+        self.nothing = _local(self.param_groups[0]["params"][0]).detach().new_empty(0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
