@@ -189,6 +189,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         **divisions,
         separate_reduce_group=draw(SOMETIMES),
         **draw(_SHARDED_DIMS),
+        experts_on_all_ranks=draw(SOMETIMES),
         ignore_frozen=draw(SOMETIMES),
         distributed_muon=draw(EVENLY),
     )

@@ -25,6 +25,7 @@ _MODULES = (
     "sharding.reductions",
     "sharding.divide_factors",
     "sharding.replica_hooks",
+    "sharding.expert_meshes",
     "sharding.chunked_losses",
     "sharding.updates",
     "sharding.optimizer_state",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.setup import Setup
@@ -32,12 +32,23 @@ def fsdp_modules(setup: Setup) -> Iterator[FSDPModule]:
 def reduce_scatter_with(setup: Setup, scatter: type[WrongReduceScatter]) -> None:
     """Let each `fully_shard` module reduce gradients by `scatter`. Does nothing if there are no such modules."""
     for module in fsdp_modules(setup):
-        module.set_custom_reduce_scatter(scatter())
+        for group in _param_groups(module):
+            # As `set_custom_reduce_scatter` does, which refuses modules with several groups.
+            group._reduce_scatter_comm = scatter()
+
+
+def reduce_experts_with(setup: Setup, scatter: WrongReduceScatter) -> None:
+    """Let all parameter groups without replicas, which hold experts, reduce gradients by `scatter`."""
+    for module in fsdp_modules(setup):
+        for group in _param_groups(module):
+            if not isinstance(group.mesh_info, HSDPMeshInfo):
+                group._reduce_scatter_comm = scatter
 
 
 def forget_replicas(module: FSDPModule, shards: DeviceMesh) -> None:
     """Let a `fully_shard` module reduce gradients over its shards only, although it has replicas."""
-    for group in _param_groups(module):
+    replicated = [group for group in _param_groups(module) if isinstance(group.mesh_info, HSDPMeshInfo)]
+    for group in replicated:
         # The reduction reads the mesh from here; `fully_shard` takes it only once, when it wraps.
         group.mesh_info = FSDPMeshInfo(shards, shard_mesh_dim=0)
 

@@ -59,6 +59,18 @@ def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
     return kept[axes]
 
 
+def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return a mesh of one axis with all ranks in a mesh, which has all ranks of the world. It is cached on `mesh`."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    kept: dict[str, DeviceMesh] = vars(mesh)
+    if "_equivcheck_flat" not in kept:
+        before = _num_groups()
+        kept["_equivcheck_flat"] = init_device_mesh("cpu", (mesh.size(),), mesh_dim_names=("all",))
+        _kept.num_groups = _kept.__dict__.get("num_groups", 0) + _num_groups() - before
+    return kept["_equivcheck_flat"]
+
+
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     """Return the process group for these global ranks (in rising order). Each rank creates it at the first call and caches it.
 

@@ -64,6 +64,10 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "HSDP: no all-reduce across replicas": ("replicas_not_reduced",),
         "mean over chunks of the loss": ("chunks_averaged",),
         "hook over replicas": ("replica_hook_sums", "replica_hook_of_root_only"),
+        "experts on all ranks reduced like other parameters": (
+            "expert_gradients_not_reduced_over_replicas",
+            "expert_gradients_divided_by_shards_only",
+        ),
         "HSDP: divided by the shard count only": ("divided_by_shards_only", "flat_divided_by_shards_only"),
         "statistics computed on local shards": ("statistics_of_shards",),
     },

@@ -38,6 +38,11 @@ def shard_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
     return parallelism.shard_dim(parameter) if parameter.shape else None
 
 
+def axes_of_shards(layout: Layout, parallelism: Parallelism, parameter: Parameter) -> tuple[str, ...]:
+    """Mesh axes whose ranks have different shards of a parameter, if the parallelism shards the parameter."""
+    return parallelism.axes_of_shards(parameter, layout.axes_of(parallelism))
+
+
 def shard_shape(shape: Shape, dim: int, parts: int, part: int) -> Shape:
     """Return the shape of shard number `part` if `torch.chunk` splits a dim into `parts`."""
     return (*shape[:dim], chunk_sizes(shape[dim], parts)[part], *shape[dim + 1 :])
@@ -51,9 +56,12 @@ def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, 
     """
     shape = parameter.shape
     for parallelism in layout.parallelisms:
-        dim, axis = shard_dim(parallelism, parameter), layout.axes_of(parallelism)[-1]
+        dim, axes = shard_dim(parallelism, parameter), axes_of_shards(layout, parallelism, parameter)
         if dim is not None:
-            shape = shard_shape(shape, dim, layout.mesh.size(axis), coordinates[axis])
+            part = 0
+            for axis in axes:
+                part = part * layout.mesh.size(axis) + coordinates[axis]
+            shape = shard_shape(shape, dim, layout.mesh.size(*axes), part)
     return shape
 
 
@@ -74,5 +82,5 @@ def trained_shardings(training: Training, layout: Layout, *, least_dims: int = 1
             for dim, size in enumerate(parameter.shape):
                 cutting = [parallelism for parallelism in layout.parallelisms if shard_dim(parallelism, parameter) == dim]
                 if cutting:
-                    axes = [layout.axes_of(parallelism)[-1] for parallelism in cutting]
+                    axes = [axis for parallelism in cutting for axis in axes_of_shards(layout, parallelism, parameter)]
                     yield ShardedDim(size=size, ranks=layout.mesh.size(*axes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from equivcheck.layouts.base.partition import shard_dim
+from equivcheck.layouts.base.partition import axes_of_shards, shard_dim
 from equivcheck.scenario import FSDP1, Layout, Mesh, Model, Parallelism, Pipeline, ShardingStrategy
 from equivcheck.scenario.noun import changed_fields
 from equivcheck.scenario.scenario import count
@@ -100,20 +100,21 @@ def placements(layout: Layout, model: Model, held: Mapping[str, tuple[str, ...]]
         Placement(
             name=parameter.full_name,
             shape=" x ".join(map(str, parameter.shape)) or "scalar",
-            by=tuple(_cut(parallelism, parameter) for parallelism in reversed(layout.parallelisms)),
+            by=tuple(_cut(layout, parallelism, parameter) for parallelism in reversed(layout.parallelisms)),
             held=_grouped(held.get(parameter.full_name, ())),
         )
         for parameter in parameters_of(model)
     ]
 
 
-def _cut(parallelism: Parallelism, parameter: Parameter) -> str:
+def _cut(layout: Layout, parallelism: Parallelism, parameter: Parameter) -> str:
     if isinstance(parallelism, Pipeline):
         return "on its stage's rank"
     if isinstance(parallelism, FSDP1) and parallelism.strategy is not ShardingStrategy.NO_SHARD:
         return "part of a flat parameter"
-    dim = shard_dim(parallelism, parameter)
-    return "replicated" if dim is None else f"sharded on dim {dim}"
+    dim, axes = shard_dim(parallelism, parameter), axes_of_shards(layout, parallelism, parameter)
+    over = f" over {' x '.join(axes)}" if len(axes) > 1 else ""
+    return "replicated" if dim is None else f"sharded on dim {dim}{over}"
 
 
 def _grouped(held: Sequence[str]) -> str:

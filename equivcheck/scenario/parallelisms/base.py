@@ -111,5 +111,12 @@ class Parallelism:
         """
         return None
 
+    def axes_of_shards(self, parameter: ParameterFacts, axes: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002 - of overriding methods
+        """Mesh axes whose ranks have different shards of a parameter, outermost first.
+
+        `axes` are all axes that the parallelism uses. Several axes together shard one dim.
+        """
+        return axes[-1:]
+
     def require_ranks(self, count: int) -> None:
         """Raise `InvalidScenario` if the parallelism cannot use this number of ranks. By default any number is allowed."""

@@ -254,6 +254,10 @@ class FSDP2(Parallelism):
 
     Not with `shard_last_dim`.
     """
+    experts_on_all_ranks: bool = False
+    """Whether experts' parameters are sharded over replicas, too, by a mesh of their own (`ShardPlacementResult`).
+
+    Their gradients are then reduced by one reduce-scatter over all ranks. Without replicas or experts it has no effect."""
     ignore_frozen: bool = False
     """Whether frozen parameters are replicated (`ignored_params`)."""
     distributed_muon: bool = False
@@ -296,6 +300,9 @@ class FSDP2(Parallelism):
         if self.shard_largest_dim:
             return parameter.shape.index(max(parameter.shape))
         return len(parameter.shape) - 1 if self.shard_last_dim else 0
+
+    def axes_of_shards(self, parameter: ParameterFacts, axes: tuple[str, ...]) -> tuple[str, ...]:  # noqa: D102 - as inherited
+        return axes if self.experts_on_all_ranks and parameter.expert_dim is not None else axes[-1:]
 
 
 @frozen_dataclass

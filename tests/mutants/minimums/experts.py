@@ -74,6 +74,13 @@ def _by_rows(layer: AnyLayer, **axes: int) -> Scenario:
     return Scenario(training=_training(layer, 4), layout=layout)
 
 
+def _over_all_ranks(layer: AnyLayer) -> Scenario:
+    """Experts sharded over two replicas."""
+    mesh = Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=1)))
+    layout = Layout(mesh=mesh, parallelisms=(FSDP2(experts_on_all_ranks=True),))
+    return Scenario(training=_training(layer, 4), layout=layout)
+
+
 def _shared_out(layer: AnyLayer, ranks: int = 2, rows: int = 12) -> Scenario:
     layout = Layout(mesh=Mesh(axes=(Axis(name="ep", size=ranks),)), parallelisms=(ExpertParallel(),))
     return Scenario(training=_training(layer, rows), layout=layout)
@@ -117,6 +124,8 @@ MINIMUMS: dict[str, Scenario] = {
     "expert_gradients_summed": _shared_out(PLAIN),
     "expert_gradients_averaged_twice": _shared_out(PLAIN),
     "expert_gradients_averaged_as_replicated": _shared_out(PLAIN),
+    "expert_gradients_not_reduced_over_replicas": _over_all_ranks(PLAIN),
+    "expert_gradients_divided_by_shards_only": _over_all_ranks(PLAIN),
     "router_gradient_of_own_rows": _shared_out(NORMED),
     "only_experts_reduced": _shared_out(NORMED),
     "all_but_experts_summed": _shared_out(NORMED),

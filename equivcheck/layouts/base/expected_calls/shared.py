@@ -18,12 +18,12 @@ from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.stage import Stage
 
 
-def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
+def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held], *, flattened: bool = False) -> Totals:
     """Expected collective calls in all steps to clip the gradients of the DTensors in `kind`, which are parameters.
 
     `axes` are the mesh axes along which any of these gradients is sharded. torch stacks all gradients' norms into one tensor and
-    reduces it over one axis after another. Some torch versions combine the norms before they reduce. If no gradient exists,
-    nothing is reduced.
+    reduces it over one axis after another, or once if the axes are `flattened` into one. Some torch versions combine the norms
+    before they reduce. If no gradient exists, nothing is reduced.
     """
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
     if not isinstance(clipping, ClipNorm):
@@ -31,10 +31,11 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
     parameters = tuple(kind)
     op, combined = ("max", LARGEST_NORM_FIRST) if clipping.norm_type is NormType.INF else ("sum", SUM_OF_NORMS_FIRST)
     cut_along = [name for name in axes if view.layout.mesh.size(name) > 1]
+    groups = [view.axes(*cut_along)] if flattened and cut_along else [view.axes(name) for name in cut_along]
     for step in range(view.training.steps):
         num_norms = sum(has_kept_gradient(view, held, step) for held in parameters)
-        for name in cut_along if num_norms else ():
-            ledger.note(step, f"all_reduce.{op}", view.axes(name), (1 if is_torch_in(combined) else num_norms) * view.item_bytes)
+        for group in groups if num_norms else ():
+            ledger.note(step, f"all_reduce.{op}", group, (1 if is_torch_in(combined) else num_norms) * view.item_bytes)
     return ledger.totals
 
 

@@ -12,7 +12,7 @@ from equivcheck.layouts.base.dtensor_experts import expert_modules, has_dtensor_
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding, WhenReduced, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
-from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor, hooks_replicas
+from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor, has_expert_groups, hooks_replicas
 from equivcheck.layouts.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import FSDP2, Distribution, Layout, MeshDims, Muon, Precision, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
@@ -45,9 +45,11 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.distribute import distribute_batch, distribute_parameters
         from equivcheck.layouts.parallelisms.fsdp2.chunked_loss import compute_in_chunks
-        from equivcheck.worlds.meshes import new_groups
+        from equivcheck.worlds.meshes import flat_mesh, new_groups
 
         parts = list(setup.parts)
+        if setup.layout is not None and has_expert_groups(parallelism, setup.layout):
+            flat_mesh(mesh)  # cached, so its group must not be among those that `release` destroys
         if parallelism.mesh_dims is not None:
             distribute_parameters(setup.model, mesh, Distribution.REPLICATE)
         # Torch creates a group for each unit that is resharded to fewer ranks, and one for separate reductions.
@@ -115,14 +117,15 @@ def _shard_part(setup: Setup, part: nn.Module, fsdp: FSDP2, mesh: DeviceMesh) ->
     """Shard the model or a pipeline stage, and set its units' options."""
     from torch.distributed.fsdp import FSDPModule
 
-    from equivcheck.worlds.meshes import submesh
+    from equivcheck.worlds.meshes import flat_mesh, submesh
 
     layout = setup.layout
     assert layout is not None, "a layout is applied"
     assert setup.mesh is not None, "a layout has a mesh"
     experts = expert_modules(part) if has_dtensor_experts(layout) else []
     # A slice of the full mesh, because torch 2.9 takes a slice's mesh for the full one.
-    _shard(part, experts, fsdp, submesh(setup.mesh, (SHARD,)) if hooks_replicas(fsdp, layout) else mesh)
+    sharded_over = submesh(setup.mesh, (SHARD,)) if hooks_replicas(fsdp, layout) else mesh
+    _shard(part, experts, fsdp, sharded_over, flat_mesh(mesh) if has_expert_groups(fsdp, layout) else None)
     assert isinstance(part, FSDPModule), "fully_shard changes the class of a part"
     if fsdp.separate_reduce_group:
         part.set_separate_reduce_scatter_group(True)
@@ -138,11 +141,12 @@ def _shard_part(setup: Setup, part: nn.Module, fsdp: FSDP2, mesh: DeviceMesh) ->
         _reduce_by_hook(part, experts, fsdp, mesh.get_group(0))
 
 
-def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: DeviceMesh) -> None:
+def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: DeviceMesh, expert_mesh: DeviceMesh | None) -> None:
     """Call `fully_shard` for experts, layer units and the root unit, which gets all other parameters."""
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
     from torch.distributed.tensor import Shard
 
+    from equivcheck.layouts.parallelisms.fsdp2.expert_mesh import experts_over
     from equivcheck.training.layers.module import LayerModule
 
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": fsdp.reshard_to or fsdp.reshard_after_forward}
@@ -150,6 +154,9 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
         options["shard_placement_fn"] = lambda parameter: Shard(parameter.ndim - 1)
     if fsdp.shard_largest_dim:
         options["shard_placement_fn"] = lambda parameter: Shard(parameter.shape.index(max(parameter.shape)))
+    if expert_mesh is not None:
+        own = {parameter for module in expert_modules(model) for parameter in module.parameters()}
+        options["shard_placement_fn"] = experts_over(expert_mesh, own, options.get("shard_placement_fn"))
     if fsdp.ignore_frozen:
         options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
     if fsdp.cpu_offload:

@@ -16,10 +16,16 @@ from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankV
 from equivcheck.layouts.base.expected_calls.shared import dtensor_clipping, has_kept_gradient, sharding_axes
 from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
 from equivcheck.layouts.base.limits.optimizers import is_distributed_muon
-from equivcheck.layouts.base.partition import shard_dim, shard_shape
+from equivcheck.layouts.base.partition import axes_of_shards, shard_dim, shard_shape
 from equivcheck.layouts.base.plan.rules import is_outside
 from equivcheck.layouts.base.rounding import ITEM_BYTES, computed_in, reduced_in
-from equivcheck.layouts.parallelisms.fsdp2.division import averages, averaging_ranks, expert_divide_factor, reduce_ops
+from equivcheck.layouts.parallelisms.fsdp2.division import (
+    averages,
+    averaging_ranks,
+    expert_divide_factor,
+    has_expert_groups,
+    reduce_ops,
+)
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
@@ -56,6 +62,12 @@ class Unit:
     """Whether the unit has only the head."""
     is_embedding: bool = False
     """Whether the unit has only the token embedding, which backward does not gather."""
+    group: int = 0
+    """Index among the parameter groups of the same modules. Each group is gathered and reduced separately."""
+    num_groups: int = 1
+    """Number of parameter groups: 2 if the modules have experts with a mesh of their own, next to other parameters."""
+    on_all_ranks: bool = False
+    """Whether the group has experts that are sharded over all data-parallel ranks."""
     gathered: bool = False
     """Whether this rank currently has the unit's full parameters."""
     resharded: bool = False
@@ -106,7 +118,10 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
         split = list(split_expert_units(_split_root(self.units, fsdp), view.layout))
         sharded = [[held for held in unit.held if held.trained or not fsdp.ignore_frozen] for unit in split]
-        self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
+        units = [replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held]
+        has_groups = has_expert_groups(fsdp, view.layout)
+        self.units = tuple(chain.from_iterable(map(_parameter_groups, units)) if has_groups else units)
+        self.all_ranks = view.axes(*view.layout.axes_of(fsdp))
 
     def _neighbours(self, count: int) -> str:
         """Return the group of neighbours that share resharded parameters."""
@@ -131,7 +146,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
             if self.view.differentiates(unit.last_layer, step):
-                for needed in (unit, *([self.units[self._asked_for(number)]] if number else [])):
+                for needed in (unit, *(self.units[before] for before in self._asked_for(number))):
                     if not needed.is_embedding:
                         self._gather(needed, step)
                 stays[number] = unit.gathered and not frees
@@ -139,22 +154,29 @@ class FSDP2Calls(UnitCalls[FSDP2]):
                 self._reduce(unit, step, last)
             unit.gathered, unit.resharded = stays[number], unit.resharded and not frees
 
-    def _asked_for(self, number: int) -> int:
-        """Return the unit that a unit prefetches.
+    def _asked_for(self, number: int) -> Iterable[int]:
+        """Return the units that a unit prefetches.
 
-        It is the unit that ended forward before it, or with explicit_prefetch the previous layer.
+        It is the unit that ended forward before it, or with explicit_prefetch the previous layer. Of two parameter groups, the
+        second one prefetches all groups of the previous modules, and the first one nothing.
         """
         unit = self.units[number]
+        first = number - unit.group
         told = self.fsdp.explicit_prefetch and not (unit.is_of_experts or unit.is_root or unit.is_head)
-        layers = [before for before in range(number) if not (self.units[before].is_of_experts or self.units[before].is_embedding)]
-        return layers[-1] if told and layers else number - 1
+        layers = [before for before in range(first) if not (self.units[before].is_of_experts or self.units[before].is_embedding)]
+        if first == 0 or (not (told and layers) and unit.group < unit.num_groups - 1):
+            return ()
+        last = layers[-1] if told and layers else first - 1
+        has_all = (told and layers) or unit.num_groups > 1
+        return range(last - self.units[last].group if has_all else last, last + 1)
 
     def _gather(self, unit: Unit, step: int) -> None:
         """Count an all-gather unless the unit is gathered."""
-        if not unit.gathered and self.parts > 1:
-            axes, num_bytes = self.shard_axis, self._gathered(unit)
+        parts = self._parts(unit)
+        if not unit.gathered and parts > 1:
+            axes, num_bytes = self._shard_axes(unit), self._gathered(unit)
             if unit.resharded and self.fsdp.reshard_to is not None:
-                axes, num_bytes = self.regathered, num_bytes * self.parts // self.fsdp.reshard_to
+                axes, num_bytes = self.regathered, num_bytes * parts // self.fsdp.reshard_to
             self.ledger.note(step, "all_gather", axes, num_bytes)
         unit.gathered = True
 
@@ -162,22 +184,33 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         """Count the bytes in a rank's padded shards of the unit, in the dtypes in which it is gathered."""
         kept = [held for held in unit.held if self.fsdp.full_precision_norms and held.parameter.is_norm_parameter]
         cast = [held for held in unit.held if held not in kept]
-        return self._part(cast) * self.gathered_bytes + self._part(kept) * self.view.item_bytes
+        parts = self._parts(unit)
+        return self._part(cast, parts) * self.gathered_bytes + self._part(kept, parts) * self.view.item_bytes
 
-    def _part(self, parameters: Iterable[Held]) -> int:
+    def _part(self, parameters: Iterable[Held], parts: int) -> int:
         """Count the elements in a rank's padded shards of some parameters."""
-        return sum(held.padded_part(shard_dim(self.fsdp, held.parameter) or 0, self.parts) for held in parameters)
+        return sum(held.padded_part(shard_dim(self.fsdp, held.parameter) or 0, parts) for held in parameters)
+
+    def _parts(self, unit: Unit) -> int:
+        """Return the number of shards of a unit's parameters."""
+        return averaging_ranks(self.view.layout) if unit.on_all_ranks else self.parts
+
+    def _shard_axes(self, unit: Unit) -> str:
+        """Return the group of ranks with the shards of a unit's parameters."""
+        return self.all_ranks if unit.on_all_ranks else self.shard_axis
 
     def _reduce(self, unit: Unit, step: int, last: bool) -> None:
         reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
-        num_bytes = self._part(reduced) * self.reduced_bytes
+        parts = self._parts(unit)
+        num_bytes = self._part(reduced, parts) * self.reduced_bytes
         layout, fsdp = self.view.layout, self.fsdp
         factor = expert_divide_factor(fsdp, layout) if unit.is_of_experts else fsdp.gradient_divide_factor
         over_shards, over_replicas = reduce_ops(fsdp, layout, self.reduced, factor)
-        if reduced and self.parts > 1:
-            self.ledger.note(step, f"reduce_scatter.{over_shards}", self.shard_axis, num_bytes * self.parts)
-        if reduced and self.replicas is not None and (last or not self.fsdp.all_reduce_once or self.fsdp.replica_hook):
-            self.ledger.note(step, f"all_reduce.{over_replicas}", self.replicas, num_bytes)
+        if reduced and parts > 1:
+            self.ledger.note(step, f"reduce_scatter.{over_shards}", self._shard_axes(unit), num_bytes * parts)
+        replicas = None if unit.on_all_ranks else self.replicas
+        if reduced and replicas is not None and (last or not self.fsdp.all_reduce_once or self.fsdp.replica_hook):
+            self.ledger.note(step, f"all_reduce.{over_replicas}", replicas, num_bytes)
 
 
 def reduce_op(view: RankView) -> str:
@@ -216,6 +249,17 @@ def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
         yield replace(unit, held=tuple(held for held in unit.held if held not in experts))
 
 
+def _parameter_groups(unit: Unit) -> list[Unit]:
+    """Split a unit into experts and other parameters, in the order in which torch finds them."""
+    groups: dict[bool, list[Held]] = {}
+    for held in unit.held:
+        groups.setdefault(held.parameter.expert_dim is not None, []).append(held)
+    return [
+        replace(unit, held=tuple(held), group=index, num_groups=len(groups), on_all_ranks=on_all_ranks)
+        for index, (on_all_ranks, held) in enumerate(groups.items())
+    ]
+
+
 def _split_root(units: Iterable[Unit], fsdp: FSDP2) -> Iterator[Unit]:
     """Split the embedding and the head from the root's unit. The head ends forward before the root."""
     *layers, root = units
@@ -233,10 +277,11 @@ def _split_root(units: Iterable[Unit], fsdp: FSDP2) -> Iterator[Unit]:
 
 
 def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
-    found, axes = FSDP2Calls(view, fsdp).totals(), view.layout.axes_of(fsdp)[-1:]
-    axes = () if fsdp.mesh_dims is MeshDims.REPLICATE else axes
+    found = FSDP2Calls(view, fsdp).totals()
     for kind in _kinds(view):
-        for key, (num_calls, num_bytes) in dtensor_clipping(view, axes, kind).items():
+        axes = axes_of_shards(view.layout, fsdp, kind[0].parameter)
+        axes = () if fsdp.mesh_dims is MeshDims.REPLICATE else axes
+        for key, (num_calls, num_bytes) in dtensor_clipping(view, axes, kind, flattened=True).items():
             add(found, key, num_calls, num_bytes)
     return found | (_owners_totals(view, fsdp) if is_distributed_muon(view.training, view.layout) else {})
 
@@ -274,6 +319,8 @@ def _kind(view: RankView, held: Held) -> tuple[str, ...] | bool:
         return is_dtensor_expert(view.layout, held.parameter)
     if view.layout.has(LocalTensorParallel, ExpertParallel):
         return sharding_axes(view, held)
+    if any(has_expert_groups(fsdp, view.layout) for fsdp in view.layout.of(FSDP2)):
+        return held.parameter.expert_dim is not None
     return any(is_outside(plan, held.parameter) for plan in view.layout.of(TensorParallel))
 
 

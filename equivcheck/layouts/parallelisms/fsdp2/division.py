@@ -27,6 +27,11 @@ def hooks_replicas(fsdp: FSDP2, layout: Layout) -> bool:
     return fsdp.replica_hook and REPLICATE in layout.mesh.names
 
 
+def has_expert_groups(fsdp: FSDP2, layout: Layout) -> bool:
+    """Whether experts are sharded over all ranks and other parameters over fewer, so that one unit has two parameter groups."""
+    return fsdp.experts_on_all_ranks and REPLICATE in layout.mesh.names
+
+
 def averages(element_type: ElementType) -> bool:
     """Whether the collective itself averages gradients, as for float32 and bfloat16.
 
@@ -58,6 +63,8 @@ def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
 
     Otherwise the collective is a premultiplied sum, which includes the division.
     """
+    if has_expert_groups(fsdp, layout):  # the experts' gradients are averaged over all ranks, and others over shards
+        return factor is None
     if is_torch_in(FACTOR_OF_ALL_RANKS) and not hooks_replicas(fsdp, layout):
         return factor in (None, averaging_ranks(layout))
     shards = layout.mesh.size(DP, SHARD)

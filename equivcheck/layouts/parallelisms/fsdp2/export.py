@@ -10,9 +10,15 @@ from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, la
 from equivcheck.layouts.base.script.dtensor_values import distribute_model, distribute_rows
 from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, repr_of, submesh_of, take_rows
 from equivcheck.layouts.base.script.text import call, source_of
-from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor, hooks_replicas
+from equivcheck.layouts.parallelisms.fsdp2.division import (
+    averaging_ranks,
+    expert_divide_factor,
+    has_expert_groups,
+    hooks_replicas,
+)
 from equivcheck.scenario import FSDP2, Layout, MeshDims, Muon, Wrapping
 from equivcheck.scenario.mesh import REPLICATE, SHARD
+from equivcheck.training.layers.parameters import parameters_of
 
 
 def write(draft: Draft, parallelism: FSDP2) -> None:
@@ -198,12 +204,37 @@ def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
     if fsdp.shard_largest_dim:
         draft.need("torch.distributed.tensor", "Shard")
         options["shard_placement_fn"] = "lambda parameter: Shard(parameter.shape.index(max(parameter.shape)))"
+    if _has_expert_mesh(draft, fsdp):
+        options["shard_placement_fn"] = _place_experts(draft, options.get("shard_placement_fn"))
     if fsdp.ignore_frozen:
         options["ignored_params"] = "{parameter for parameter in model.parameters() if not parameter.requires_grad}"
     if fsdp.cpu_offload:
         draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
         options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"
     return options
+
+
+def _has_expert_mesh(draft: Draft, fsdp: FSDP2) -> bool:
+    has_experts = any(found.expert_dim is not None for found in parameters_of(draft.scenario.training.model))
+    return has_experts and has_expert_groups(fsdp, draft.scenario.layout)
+
+
+def _place_experts(draft: Draft, placement: object) -> str:
+    """Define a `shard_placement_fn` that shards experts over all ranks. `placement` is code that chooses each sharded dim."""
+    for name in ("FSDPMeshInfo", "ShardPlacementResult"):
+        draft.need("torch.distributed.fsdp._fully_shard._fsdp_common", name)
+    draft.need("torch.distributed.device_mesh", "init_device_mesh")
+    draft.mixes_tensors = True
+    own = "{each for layer in model.modules() if isinstance(layer, Experts) for each in layer.experts.parameters()}"
+    draft.add(
+        LoopPosition.WRAP,
+        f"all_ranks = FSDPMeshInfo(init_device_mesh(mesh.device_type, ({draft.scenario.layout.mesh.num_ranks},)), 0)",
+        f"of_experts = {own}",
+        f"shard = {placement or 'lambda parameter: None'}",
+        "def place(parameter):",
+        "    return ShardPlacementResult(shard(parameter), all_ranks) if parameter in of_experts else shard(parameter)",
+    )
+    return "place"
 
 
 def _mesh_dims(fsdp: FSDP2, layout: Layout) -> str:

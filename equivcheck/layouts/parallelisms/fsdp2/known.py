@@ -9,7 +9,7 @@ from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts, is_dten
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.limits.repairs import has_shares
-from equivcheck.layouts.base.partition import chunk_sizes, is_last_shard_empty, shard_dim
+from equivcheck.layouts.base.partition import axes_of_shards, chunk_sizes, is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import UNFREEZES
 from equivcheck.layouts.base.rounding import Division, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor
@@ -69,7 +69,7 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
     of_dtensors = [one for one in layout.parallelisms if not isinstance(one, ExpertParallel) or has_dtensor_experts(layout)]
     for parameter in parameters_of(scenario.training.model):
         for parallelism in of_dtensors:
-            dim, ranks = shard_dim(parallelism, parameter), layout.mesh.size(layout.axes_of(parallelism)[-1])
+            dim, ranks = shard_dim(parallelism, parameter), layout.mesh.size(*axes_of_shards(layout, parallelism, parameter))
             if dim is not None and _has_gradient(parameter, parallelism, layout):
                 is_first = isinstance(parallelism, PlannedParallelism | ExpertParallel)
                 yield parameter.shape[dim] if is_first else _fewest(scenario, parameter, dim), ranks

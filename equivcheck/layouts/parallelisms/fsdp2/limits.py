@@ -7,22 +7,31 @@ from dataclasses import replace
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.dtensor_values import LIMITS_OF_DTENSOR_VALUES
 from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
-from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
+from equivcheck.layouts.base.limits.optimizers import (
+    DTENSOR_OPTIMIZERS,
+    WHOLE_PARAMETERS,
+    is_distributed_muon,
+    with_elementwise_optimizer,
+)
 from equivcheck.layouts.base.limits.repairs import (
     has_frozen,
     has_shares,
     is_tied,
+    with_loop,
     with_widths,
     without_frozen,
     without_scale,
     without_shares,
     without_tied_head,
 )
-from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
+from equivcheck.layouts.base.partition import axes_of_shards, is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import UNFREEZES, cuts, trained_shard_sizes
+from equivcheck.layouts.parallelisms.fsdp2.division import has_expert_groups
 from equivcheck.layouts.parallelisms.fsdp2.option_limits import OPTION_LIMITS
 from equivcheck.scenario import (
+    ASGD,
     FSDP2,
+    Implementation,
     Layout,
     PlannedParallelism,
     Precision,
@@ -30,7 +39,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = UpstreamLimit(
@@ -94,23 +103,54 @@ NOTHING_REDUCED = (NOTHING_TO_REDUCE, NOTHING_UNFROZEN_TO_REDUCE)
 
 def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
     """Whether `fully_shard` splits a parameter along a dim other than the first, into unequal shards."""
-    fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
+    fsdp = parallelism_of(layout, FSDP2)
     found = ((parameter, shard_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
-    sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in found if dim)
+    sizes = ((parameter.shape[dim], _parts(layout, fsdp, parameter, dim)) for parameter, dim in found if dim)
     return _shards_later_dims(fsdp) and any(size % parts for size, parts in sizes)
 
 
-def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
-    """Return the number of tensor-parallel shards along a dim."""
+def _parts(layout: Layout, fsdp: FSDP2, parameter: Parameter, dim: int) -> int:
+    """Return the number of shards along a dim, by tensor parallelism and `fully_shard`."""
     is_cut = any(shard_dim(parallelism, parameter) == dim for parallelism in layout.of(PlannedParallelism))
-    return layout.mesh.size(TP) if is_cut else 1
+    return layout.mesh.size(*axes_of_shards(layout, fsdp, parameter), *((TP,) if is_cut else ()))
+
+
+def _most_shards(layout: Layout) -> int:
+    """Return the largest number of shards along a dim."""
+    axes = (DP, SHARD, TP, REPLICATE) if parallelism_of(layout, FSDP2).experts_on_all_ranks else (DP, SHARD, TP)
+    return layout.mesh.size(*axes)
 
 
 EVEN_LAST_DIMS = UpstreamLimit(
     reason="fully_shard: uneven shards of a dim other than the first are not supported: shard_placement_fn shards only the "
     "first dim unevenly ('FSDP does not support uneven sharding on dim 1')",
     applies=cuts_last_dims_unevenly,
-    repair=lambda training, layout: with_widths(training, layout.mesh.size(DP, SHARD, TP)),
+    repair=lambda training, layout: with_widths(training, _most_shards(layout)),
+)
+
+
+def _has_two_meshes(training: Training, layout: Layout) -> bool:
+    has_experts = any(parameter.expert_dim is not None for parameter in parameters_of(training.model))
+    return has_experts and has_expert_groups(parallelism_of(layout, FSDP2), layout)
+
+
+PARAMETERS_ON_TWO_MESHES = (
+    UpstreamLimit(
+        reason="fully_shard: experts on a mesh of their own with foreach ASGD are not supported: it refuses DTensors of two "
+        "meshes",
+        applies=lambda training, layout: (
+            isinstance(training.optimizer, ASGD)
+            and training.optimizer.implementation is not Implementation.FOR_LOOP
+            and _has_two_meshes(training, layout)
+        ),
+        repair=with_loop,
+    ),
+    Limit(
+        reason="fully_shard: experts on a mesh of their own with distributed Muon are not supported: the owner of a matrix "
+        "gathers shards along one mesh axis",
+        applies=lambda training, layout: is_distributed_muon(training, layout) and _has_two_meshes(training, layout),
+        repair=with_elementwise_optimizer,
+    ),
 )
 
 CAST_WITH_THEIR_INPUTS = Limit(
@@ -158,6 +198,7 @@ LIMITS: tuple[Limit, ...] = (
     ONE_UNIT_FOR_TIED_HEAD,
     *NOTHING_REDUCED,
     EVEN_LAST_DIMS,
+    *PARAMETERS_ON_TWO_MESHES,
     CAST_WITH_THEIR_INPUTS,
     NORMS_IN_FLOAT32,
     *map(_with_mesh_dims, LIMITS_OF_DTENSOR_VALUES),

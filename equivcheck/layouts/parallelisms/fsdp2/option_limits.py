@@ -166,6 +166,49 @@ CHUNKS = (
     ),
 )
 
+
+def _without_expert_mesh(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, experts_on_all_ranks=False)
+
+
+def _has_expert_mesh(layout: Layout) -> bool:
+    return parallelism_of(layout, FSDP2).experts_on_all_ranks
+
+
+EXPERT_MESH = (
+    LayoutLimit(
+        reason="fully_shard: experts on a mesh of their own are not supported: before torch 2.12, shard_placement_fn cannot "
+        "return a mesh (ShardPlacementResult)",
+        applies=_has_expert_mesh,
+        repair=_without_expert_mesh,
+        torch="<2.12",
+    ),
+    LayoutLimit(
+        reason="fully_shard together with another parallelism: experts on a mesh of their own are not supported: that mesh has "
+        "all ranks, and along the axes of other parallelisms ranks have other experts, layers or positions",
+        applies=lambda layout: _has_expert_mesh(layout) and len(layout.parallelisms) > 1,
+        repair=_without_expert_mesh,
+    ),
+    LayoutLimit(
+        reason="fully_shard: experts on a mesh of their own with mesh_dims are not supported: a parameter that is a DTensor "
+        "before fully_shard is sharded over axes of its own mesh",
+        applies=lambda layout: _has_expert_mesh(layout) and parallelism_of(layout, FSDP2).mesh_dims is not None,
+        repair=_without_expert_mesh,
+    ),
+    LayoutLimit(
+        reason="fully_shard: experts on a mesh of their own with an all-reduce hook are not supported: modules with two "
+        "parameter groups accept no hook (set_all_reduce_hook)",
+        applies=lambda layout: _has_expert_mesh(layout) and parallelism_of(layout, FSDP2).replica_hook,
+        repair=_without_expert_mesh,
+    ),
+    LayoutLimit(
+        reason="fully_shard: experts on a mesh of their own with mixed precision are not supported: their gradients are summed "
+        "over all ranks at once, and the single-device run rounds all gradients like sums over shards and then replicas",
+        applies=lambda layout: _has_expert_mesh(layout) and parallelism_of(layout, FSDP2).mixed_precision is not None,
+        repair=_without_expert_mesh,
+    ),
+)
+
 NO_MESH_DIMS = LayoutLimit(
     reason="fully_shard: mesh_dims is not supported: before torch 2.12, fully_shard has no argument dp_mesh_dims",
     applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None,
@@ -233,6 +276,7 @@ OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     HOOK_IN_ONE_PRECISION,
     *PRECISION_OF_NORMS,
     *CHUNKS,
+    *EXPERT_MESH,
     NO_MESH_DIMS,
     MESH_DIMS_OF_DATA,
     REPLICATED_OVER_ONE_AXIS,
