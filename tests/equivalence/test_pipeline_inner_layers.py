@@ -155,6 +155,7 @@ def test_three_axes_equal_one_device(inner: str) -> None:
 
 
 SHARDED_STAGES = FSDP2(wrapping=Wrapping.PER_LAYER, reshard_after_forward=False, embedding_unit=True)
+SHARDED_LAYERS = replace(SHARDED_STAGES, embedding_unit=False)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -166,9 +167,19 @@ def test_sharded_stages_of_spread_layers_equal_one_device(inner: str, name: str)
     check(scenario).assert_equivalent()
 
 
-def test_processes_shard_stages_of_spread_layers() -> None:
+@pytest.mark.parametrize("inner", ["dtensor", "dtensor_sequence"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_sharded_stages_send_dtensors(inner: str, name: str) -> None:
+    """Messages have placements on the tensor-parallel mesh, also if parameters are sharded over data-parallel ranks as well."""
+    scenario = a_scenario(inner, replace(SCHEDULES[name], sends_dtensors=True), SHARDED_STAGES, rows=(16, 16))
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
+
+
+@pytest.mark.parametrize("inner", ["sequence", "dtensor_sequence"])
+def test_processes_shard_stages_of_spread_layers(inner: str) -> None:
     """Gloo computes what simulated ranks compute."""
-    scenario = a_scenario("sequence", SCHEDULES["zbv"], SHARDED_STAGES, rows=(16, 16))
+    scenario = a_scenario(inner, SCHEDULES["zbv"], SHARDED_STAGES, rows=(16, 16))
     require_supported(scenario)
     check(scenario, world="gloo").assert_equivalent()
 
@@ -223,12 +234,19 @@ def test_a_script_computes_what_ranks_compute(around: tuple[Parallelism, ...], t
 
 
 @pytest.mark.parametrize("sends_dtensors", [False, True])
-def test_a_script_with_dtensors_computes_what_ranks_compute(sends_dtensors: bool, tmp_path: Path) -> None:
-    """A script calls `parallelize_module` before it keeps a rank's stages, and gathers DTensors within each stage."""
-    scenario = of_rows(kind=TensorParallel, width=4, dropout=0.0, rows=(8, 4), sends_dtensors=sends_dtensors)
+@pytest.mark.parametrize("around", [(), (SHARDED_LAYERS,)], ids=["two_axes", "sharded"])
+def test_a_script_with_dtensors_computes_what_ranks_compute(
+    around: tuple[Parallelism, ...], sends_dtensors: bool, tmp_path: Path
+) -> None:
+    """A script calls `parallelize_module` before it keeps a rank's stages, shards those, and gathers DTensors within each."""
+    rows = (16, 16) if around else (8, 4)
+    scenario = of_rows(*around, kind=TensorParallel, width=4, dropout=0.0, rows=rows, sends_dtensors=sends_dtensors)
     require_supported(scenario)
     script, differences = run_script(scenario, tmp_path)
     assert script.index("    parallelize_module(") < script.index("PipelineStage(")
+    assert not around or script.index("    parallelize_module(") < script.index("fully_shard(part") < script.index(
+        "PipelineStage("
+    )
     assert differences.keys() == differences_of_traces(scenario).keys()
 
 

@@ -69,6 +69,7 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x pipeline x context_parallel",
     "local_data_parallel x pipeline x expert_parallel",
     "fsdp2 x pipeline x local_tensor_parallel",
+    "fsdp2 x pipeline x tensor_parallel",
     "fsdp2 x pipeline x context_parallel",
     "fsdp2 x pipeline x expert_parallel",
     "ddp x pipeline x local_tensor_parallel",

@@ -16,7 +16,7 @@ from equivcheck.layouts.parallelisms.fsdp2.division import (
     has_expert_groups,
     hooks_replicas,
 )
-from equivcheck.scenario import FSDP2, Layout, MeshDims, Muon, Wrapping
+from equivcheck.scenario import FSDP2, Layout, MeshDims, Muon, Pipeline, Wrapping
 from equivcheck.scenario.mesh import REPLICATE, SHARD
 from equivcheck.training.layers.parameters import parameters_of
 
@@ -59,7 +59,9 @@ def _wrap_parts(draft: Draft, fsdp: FSDP2) -> None:
         if getattr(fsdp, field.name) != getattr(simple, field.name):
             raise refuse(f"FSDP2.{field.name}", "scripts with a pipeline do not support this option")
     options = _options(draft, fsdp)
-    layers = "part" if draft.form.stack == "model" else "part.layers"
+    placed = any(pipeline.sends_dtensors for pipeline in draft.scenario.layout.of(Pipeline))
+    stage = "part.stage" if placed else "part"
+    layers = stage if draft.form.stack == "model" else f"{stage}.layers"
     draft.add(LoopPosition.WRAP, "for part in parts:")
     if fsdp.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, f"    for layer in {layers}:", f"        {call('fully_shard', 'layer', **options)}")

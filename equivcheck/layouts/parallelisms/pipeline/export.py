@@ -83,7 +83,8 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         if draft.mixes_tensors:
             raise refuse(
                 "clipping by norm in a pipeline with layers outside the plan",
-                "separate norms of DTensors and plain tensors on each stage take too much code for a short script",
+                "on each stage, parameters in the plan and outside it need separate norms, which take too much code for a short "
+                "script",
             )
         draft.definitions.append(_clip(draft, training.clipping, "counted" if shared else "parameters"))
         counted = ["[weight for weight in model.parameters() if weight not in uncounted]"] * bool(shared)
