@@ -51,7 +51,9 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
     def activation(layer: int) -> tuple[object, ...]:
         is_tokens = layer == 0 and model.source is not None
         is_logits = layer == len(model.layers) and model.head is not None
-        return model.in_features(layer), placements and placements[layer], is_tokens or is_logits
+        # The first stage gets a plain tensor, and the last one returns one. All other activations may be sent as DTensors.
+        is_plain = pipeline.sends_dtensors and layer in (0, len(model.layers))
+        return model.in_features(layer), placements and placements[layer], is_tokens or is_logits or is_plain
 
     for rank in range(ranks):
         shapes: dict[tuple[object, ...], int] = {}
