@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from equivcheck import Scenario, check
 from equivcheck.export.script import CannotExport, script_of
@@ -45,6 +48,8 @@ from equivcheck.scenario import (
     Tokens,
     Wrapping,
 )
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.meshes import group_of
 from support.clipped import clipped_scenario
 from support.exported import differences_of_traces, run_script
 from support.supported import TYPED, require_supported
@@ -119,6 +124,29 @@ def test_spread_layers_in_stages_equal_one_device(inner: str, name: str) -> None
     verdict = check(scenario)
     verdict.assert_equivalent()
     assert "each chunk communicates" in verdict.unmodelled
+
+
+def reduce_once_more(axis: str, setup: Setup) -> None:
+    """Let ranks along an axis add up zeros before each update."""
+    assert setup.layout is not None
+    groups = {line: group_of(line) for line in setup.layout.mesh.lines(axis)}
+    (own,) = (group for line, group in groups.items() if dist.get_rank() in line)
+    setup.before_update.append(lambda _optimizer, _step: dist.all_reduce(torch.zeros(3), group=own) and None)
+
+
+@pytest.mark.parametrize("inner", ["tensor", "gather", "experts"])
+def test_calls_along_other_axes_are_compared(inner: str) -> None:
+    """Reductions over data-parallel and pipeline ranks are predicted, but not those of layers inside stages."""
+    scenario = a_scenario(inner, SCHEDULES["gpipe"], LocalDataParallel())
+    require_supported(scenario)
+    for axis in scenario.layout.mesh.names:
+        verdict = check(scenario, alter=partial(reduce_once_more, axis))
+        if axis in ("dp", "pp"):
+            assert verdict.outcome is Outcome.DIVERGED, axis
+            assert verdict.divergence is not None
+            assert verdict.divergence.tensor.startswith(f"all_reduce.sum over {axis} ")
+        else:
+            verdict.assert_equivalent()
 
 
 @pytest.mark.parametrize("schedule", PipelineSchedule)

@@ -57,11 +57,6 @@ class Prediction:
         """Reason why some calls are not predicted. Empty if all calls are predicted."""
         return self.reason or "; ".join(unmodelled.reason for unmodelled in self.left_out)
 
-    @property
-    def ops_left_out(self) -> frozenset[str]:
-        """Collective operations without a prediction, in a prediction for other operations."""
-        return frozenset().union(*(unmodelled.ops or () for unmodelled in self.left_out))
-
 
 def predict_calls(training: Training, layout: Layout, rank: int = 0) -> Prediction:
     """Return the collective calls expected on a rank, or the reason why they are not predicted."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from equivcheck.layouts.base.expected_calls.communication import Key, Totals, describe_calls, order_of, totals
 from equivcheck.layouts.base.expected_calls.torch_versions import CALLS_AMONG_ONE_RANK
-from equivcheck.layouts.composition.expected_calls import predict_calls
-from equivcheck.scenario import Scenario
+from equivcheck.layouts.composition.expected_calls import Prediction, predict_calls
+from equivcheck.scenario import Layout, Scenario
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.ranks import Run
@@ -54,18 +54,23 @@ def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dic
     """
     training, layout = scenario.training, scenario.layout
     prediction = predict_calls(training, layout, rank)
-    actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction.ops_left_out)
-    expected = _compared(prediction.with_bytes_from(actual), prediction.ops_left_out)
+    actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction, layout)
+    expected = _compared(prediction.with_bytes_from(actual), prediction, layout)
     if expected == actual:
         return {}
     keys = sorted(expected.keys() | actual.keys(), key=order_of)
     return {key: _divergence(key, rank, expected, actual) for key in keys if expected.get(key) != actual.get(key)}
 
 
-def _compared(found: Totals, ops_left_out: Collection[str] = ()) -> Totals:
+def _compared(found: Totals, prediction: Prediction, layout: Layout) -> Totals:
     # Not every version of torch calls collectives on a group of one rank, so such calls are left out.
-    found = {key: counted for key, counted in found.items() if key[2] not in ops_left_out} if ops_left_out else found
-    return {key: counted for key, counted in found.items() if key[-1]} if is_torch_in(CALLS_AMONG_ONE_RANK) else found
+    one_rank = is_torch_in(CALLS_AMONG_ONE_RANK)
+    left_out = prediction.left_out
+    return {
+        key: counted
+        for key, counted in found.items()
+        if (key[-1] or not one_rank) and not any(each.leaves_out(key, layout) for each in left_out)
+    }
 
 
 def _divergence(key: Key, rank: int, expected: Totals, actual: Totals) -> Divergence:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from equivcheck.layouts.base.expected_calls.communication import Totals
+from equivcheck.layouts.base.expected_calls.communication import TIMES, Key, Totals
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.scenario import Layout, Training
 
@@ -21,6 +21,14 @@ class Unpredicted:
     """Whether a scenario is in this situation."""
     ops: frozenset[str] | None = None
     """Unpredicted operations (`Call.op`), if others are predicted. None if no operation is predicted."""
+    axes: Callable[[Layout], Collection[str]] | None = None
+    """Returns the mesh axes of process groups in which `ops` are not predicted. None if they are predicted in no group."""
+
+    def leaves_out(self, key: Key, layout: Layout) -> bool:
+        """Whether calls with this key are not predicted. Axes with one rank have no name, so groups of one rank count always."""
+        _, _, op, group = key
+        is_along = self.axes is None or not group or not set(self.axes(layout)).isdisjoint(group.split(TIMES))
+        return self.ops is None or (op in self.ops and is_along)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,12 @@ _OF_LAYERS = frozenset(("all_gather", "all_to_all", "all_reduce.max", "all_reduc
 """Operations with which parallelisms inside stages move activations, reduce gradients and combine norms."""
 
 
+def _axes_inside(layout: Layout) -> tuple[str, ...]:
+    """Return the mesh axes of parallelisms inside stages."""
+    inside = (each for each in layout.parallelisms if each.stage_position is StagePosition.INSIDE)
+    return tuple(name for each in inside for name in layout.axes_of(each))
+
+
 def _reduces_stages(layout: Layout) -> bool:
     return any(each.reduces_each_module for each in layout.parallelisms)
 
@@ -163,10 +169,11 @@ PIPELINE_COMMUNICATION = CommunicationModel(
             ops=frozenset(("all_gather", "reduce_scatter.avg", "reduce_scatter.sum")),
         ),
         Unpredicted(
-            reason="pipeline: collectives of layers inside stages are not predicted: each chunk communicates, and so do passes "
-            "that infer shapes",
-            applies=lambda _training, layout: any(each.stage_position is StagePosition.INSIDE for each in layout.parallelisms),
+            reason="pipeline: collectives along the axes of layers inside stages are not predicted: each chunk communicates, and "
+            "so do passes that infer shapes",
+            applies=lambda _training, layout: bool(_axes_inside(layout)),
             ops=_OF_LAYERS,
+            axes=_axes_inside,
         ),
         Unpredicted(
             reason="pipeline: all-reduces over replicas or copies of stages that reduce their own gradients are not predicted: "
