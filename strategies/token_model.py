@@ -65,9 +65,21 @@ _KINDS_AND_OTHERS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KIN
 _SCORES = st.sampled_from(ScoreFunction)
 _NUM_EXPERTS = st.sampled_from((2, 3, 4, 5, 6, 8))
 _BALANCES = st.sampled_from(
-    ((0.0, 0.0), (0.1, 0.0), (0.01, 0.0), (0.0, 0.5), (0.0, 0.125), (0.1, 0.5), (0.01, 0.125), (0.0, 0.0))
+    (
+        (0.0, False, 0.0),
+        (0.1, False, 0.0),
+        (0.01, True, 0.0),
+        (0.0, False, 0.5),
+        (0.0, False, 0.125),
+        (0.1, True, 0.5),
+        (0.01, False, 0.125),
+        (0.0, False, 0.0),
+    )
 )
-"""Load-balancing coefficients with rates for the router bias. A single draw gives both, so later draws stay the same."""
+"""Load-balancing coefficients, whether the loss is for each sequence, and rates for the router bias.
+
+A single draw gives all three, so later draws stay the same.
+"""
 _NORMALISERS = st.sampled_from((Normaliser.TOKEN, Normaliser.TOKEN, Normaliser.SEQUENCE))
 _SMOOTHINGS = st.sampled_from((0.0, 0.1))
 _Z_LOSSES = st.sampled_from((0.0, 0.01))
@@ -110,7 +122,7 @@ def gated_mlps(draw: DrawFn) -> GatedMLP:
 def experts(draw: DrawFn) -> Experts:
     """Draw expert layers. A router chooses one or two experts for each position."""
     top_k = 2 if draw(EVENLY) else 1
-    balance, router_bias_rate = draw(_BALANCES)
+    balance, balance_per_sequence, router_bias_rate = draw(_BALANCES)
     return Experts(
         hidden=draw(_HIDDEN),
         num_experts=draw(_NUM_EXPERTS),
@@ -121,6 +133,7 @@ def experts(draw: DrawFn) -> Experts:
         shared=draw(SOMETIMES),
         dispatched=draw(EVENLY),
         balance=balance,
+        balance_per_sequence=balance_per_sequence,
         router_bias_rate=router_bias_rate,
         activation=draw(ACTIVATIONS),
         bias=draw(SOMETIMES),

@@ -111,6 +111,11 @@ class Model:
         return any(layer.balance for layer in self.layers)
 
     @property
+    def balances_microbatches(self) -> bool:
+        """Whether any layer has a load-balancing loss that depends on all rows of a microbatch."""
+        return any(layer.balance and not layer.balance_per_sequence for layer in self.layers)
+
+    @property
     def has_router_bias(self) -> bool:
         """Whether any layer chooses experts with a bias that is updated once a step."""
         return any(layer.router_bias_rate for layer in self.layers)

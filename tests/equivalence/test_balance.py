@@ -122,12 +122,13 @@ def test_it_counts_as_a_mean_over_rows(scores: ScoreFunction, top_k: int, microb
 
 
 @pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")
-def test_the_stages_of_a_pipeline_have_none() -> None:
-    """The limit says why, and what repairs it is what is left."""
+def test_the_stages_of_a_pipeline_have_one_for_each_sequence() -> None:
+    """The limit says why a microbatch has none, and the repair keeps a loss that chunks do not change."""
     scenario = a_scenario(Pipeline(num_chunks=2), pp=2)
     assert "backward of the first chunk" in (why_unsupported(scenario) or "")
     training = repair_training(scenario.training, scenario.layout)
-    assert not training.model.balances
+    assert [layer.balance_per_sequence for layer in training.model.layers] == [True, False, True]
+    assert [layer.balance for layer in training.model.layers] == [0.5, 0.0, 1.0]
     assert why_unsupported(replace(scenario, training=training)) is None
 
 

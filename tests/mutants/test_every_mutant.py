@@ -177,6 +177,9 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "counts of the wrong axis": ("balance_counted_along_last_axis",),
         "auxiliary loss averaged again, or added again": ("balance_divided_by_ranks", "balance_counted_twice"),
         "auxiliary loss of microbatches": ("balance_summed_over_microbatches", "choices_of_earlier_microbatches_counted"),
+        "auxiliary loss of a microbatch, not of a sequence": ("sequence_balance_over_microbatch",),
+        "auxiliary loss not scaled by the number of chunks": ("balance_gradient_summed_over_chunks",),
+        "auxiliary loss of the last stage only": ("balance_of_last_stage_only",),
         "auxiliary loss detached": ("balance_without_gradient",),
         "router's bias by counts of own rows or of the wrong axis": (
             "router_bias_of_own_rows",

@@ -127,7 +127,14 @@ def _balance_loss(layer: AnyLayer, own: Parameters, inputs: Array) -> float:
     """By each expert's share of all choices, and the mean of its share of the scores of a position."""
     if not isinstance(layer, Experts) or not layer.balance:
         return 0.0
-    routes = [_route(layer, own, position) for row in _norm(layer.norm, own, inputs) for position in row]
+    rows = [[_route(layer, own, position) for position in row] for row in _norm(layer.norm, own, inputs)]
+    if layer.balance_per_sequence:
+        return float(np.mean([_balance_of(layer, row) for row in rows]))
+    return _balance_of(layer, [route for row in rows for route in row])
+
+
+def _balance_of(layer: Experts, routes: list[tuple[Array, list[int]]]) -> float:
+    """The loss of some positions, by their scores and choices."""
     choices = [expert for _, chosen in routes for expert in chosen]
     shares = [np.mean([scores[expert] / sum(scores) for scores, _ in routes]) for expert in range(layer.num_experts)]
     found = sum(choices.count(expert) / len(choices) * share for expert, share in enumerate(shares))

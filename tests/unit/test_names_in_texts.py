@@ -21,6 +21,7 @@ NAMES_OF_OTHERS = {
         "to_empty",
         "PostLocalSGDOptimizer",
     ),  # torch
+    *("MoEAuxLossAutoScaler", "seq_aux_loss"),  # Megatron-LM
     *("average_tokens_across_devices", "max_length", "per_device_train_batch_size"),  # transformers
     *(
         "__code__",

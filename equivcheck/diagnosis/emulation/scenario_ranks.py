@@ -17,7 +17,7 @@ from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.scenario import ClipNorm
 from equivcheck.training.accumulate import microbatch_loss, scalar_value
-from equivcheck.training.balance import Counts, routing_counts
+from equivcheck.training.balance import Counts, of_microbatch_or_sequence, routing_counts
 from equivcheck.training.loop import single_device_setup, train
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
@@ -51,7 +51,7 @@ class ScenarioRanks(EmulatedRanks):
         for rank, setup in enumerate(self.setups):
             setup.compute = partial(self._compute, rank) if rounding is None else partial(self._compute_rounded, setup.compute)
             if not one:
-                setup.full_counts = lambda *_given: self._counts
+                setup.full_counts = lambda _model, own, *_given: of_microbatch_or_sequence(own, self._counts or own)
                 setup.sum_counts = partial(self.exchange, rank, together=self._sums_of_counts)
 
     def take_rows(self, rank: RankCoordinate, batch: Batch) -> Batch:
@@ -147,13 +147,14 @@ class ScenarioRanks(EmulatedRanks):
 
         Ranks with equal rows may be counted twice, because only fractions matter.
         """
-        if self.training.model.balances and len(self.models) > 1:
+        if self.training.model.balances_microbatches and len(self.models) > 1:
             part = self.take(self.coordinates[rank], batch)
             counts = routing_counts(self.models[rank], part, index) if part.rows else []
             self.exchange(rank, counts, self._sum_counts)
 
     def _sum_counts(self, counts: list[Counts]) -> list[None]:
-        self._counts = [torch.stack(each).sum(0) for each in zip(*filter(len, counts), strict=True)]
+        of_layers = zip(*filter(len, counts), strict=True)
+        self._counts = [torch.cat([own.view(-1, own.shape[-1]) for own in each]).sum(0) for each in of_layers]
         return [None] * len(counts)
 
     def _sums_of_counts(self, counts: list[torch.Tensor]) -> list[torch.Tensor]:

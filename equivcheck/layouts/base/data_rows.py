@@ -38,16 +38,22 @@ def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> No
     setup.take = lambda batch: inner(rows_of(batch, rank, size))
 
 
-def sum_counts(setup: Setup, group: ProcessGroup) -> None:
-    """Sum each layer's counts, such as tokens per expert, over `group`, whose ranks have different rows or positions."""
+def sum_counts(setup: Setup, group: ProcessGroup, *, splits_sequences: bool = False) -> None:
+    """Sum each layer's counts, such as tokens per expert, over `group`, whose ranks have different rows or positions.
+
+    Counts in single sequences are summed only if `splits_sequences`: the ranks have other positions of the same rows.
+    """
     import torch.distributed as dist
+
+    from equivcheck.training.balance import is_per_sequence
 
     inner, inner_of_step = setup.full_counts, setup.sum_counts
 
     def full_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
         found = inner(model, counts, batch, index)
         for each in found if group.size() > 1 else ():
-            dist.all_reduce(each, group=group)
+            if splits_sequences or not is_per_sequence(each):
+                dist.all_reduce(each, group=group)
         return found
 
     def counts_of_step(counts: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
 
 def split_steps(training: Training, num_parts: int) -> list[list[Batch]]:
     """Return the microbatches in each step, each split into `num_parts` equal parts."""
-    looks = training.model.balances
+    looks = training.model.balances_microbatches
     return [[part for batch in step for part in _parts(batch, num_parts, looks=looks)] for step in material(training).steps]
 
 

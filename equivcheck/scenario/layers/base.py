@@ -105,6 +105,11 @@ class AnyLayer:
         return 0.0
 
     @property
+    def balance_per_sequence(self) -> bool:
+        """Whether the load-balancing loss is computed for each sequence by itself, and not over a microbatch."""
+        return False
+
+    @property
     def frozen_base(self) -> bool:
         """Whether the layer's base weight is frozen, and an adapter is trained."""
         return False

@@ -65,6 +65,13 @@ class Experts(AnyLayer):
     expert's fraction of all assignments in a microbatch, without gradient. ``P`` is the expert's mean share in the scores over
     all positions. The term is averaged over rows even if the main loss is a sum, and each microbatch is weighted by its fraction
     of the step's rows."""
+    balance_per_sequence: bool = False
+    """Whether the load-balancing loss is computed for each sequence, and averaged over sequences. Only with `balance`.
+
+    ``f`` and ``P`` then belong to one sequence (https://arxiv.org/abs/2412.19437, equations 17 to 20). Megatron-LM calls this
+    `moe_router_load_balancing_type` "seq_aux_loss" (`megatron/core/transformer/moe/router.py`). All positions of a row count,
+    also if it packs documents or has ignored labels. The loss is the same for all ways to split rows over microbatches,
+    pipeline chunks and ranks. A row without positions is a sequence of length 1."""
     router_bias_rate: float = 0.0
     """Step size of a bias for load balancing without a loss, 0 to 1; 0 disables it (https://arxiv.org/abs/2408.15664).
 
@@ -94,6 +101,8 @@ class Experts(AnyLayer):
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
         if self.normalised and self.top_k == 1:
             raise invalid_field(self, "normalised", "False if top_k is 1", "a single weight would always be 1")
+        if self.balance_per_sequence and not self.balance:
+            raise invalid_field(self, "balance_per_sequence", "False if balance is 0")
         if self.grouped and not self.dispatched:
             raise invalid_field(self, "grouped", "False if dispatched is False")
 

@@ -81,7 +81,9 @@ class Dispatch:
     trains_rows: bool
     """Whether the sent rows need gradients, because parameters before the experts are trained, such as a norm's."""
     num_counted: int = 0
-    """How many experts a load-balancing loss counts; 0 if there is no such loss."""
+    """How many experts a load-balancing loss counts in a microbatch; 0 if there is no such loss."""
+    num_counted_each_sequence: int = 0
+    """How many experts a load-balancing loss counts in each sequence; 0 if there is no such loss."""
     num_counted_each_step: int = 0
     """How many experts are counted for a router's bias; 0 if there is no such bias."""
 

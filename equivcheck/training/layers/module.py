@@ -54,9 +54,11 @@ class RoutingLoad(NamedTuple):
     balance: float
     """Factor on the layer's load-balancing loss."""
     counts: torch.Tensor
-    """Number of positions routed to each expert, shape (experts,), in the dtype of the activations."""
+    """Number of positions routed to each expert, in the dtype of the activations.
+
+    The shape is (experts,), or (rows, experts) for a loss that is computed for each sequence."""
     shares: torch.Tensor
-    """Router score for each expert, as a share in all scores, summed over positions, shape (experts,)."""
+    """Router score for each expert, as a share in all scores, summed over positions. The shape is that of `counts`."""
 
 
 class LayerModule(nn.Module):

@@ -37,6 +37,7 @@ NORMALISED = Experts(hidden=2, num_experts=3, top_k=2, normalised=True, scores=S
 SHARED = Experts(hidden=2, num_experts=3, top_k=2, shared=True)
 FOUR = Experts(hidden=2, num_experts=4)
 BALANCED = Experts(hidden=2, balance=0.1)
+BALANCED_BY_SEQUENCE = Experts(hidden=2, balance=0.1, balance_per_sequence=True)
 BIAS = Experts(hidden=2, router_bias_rate=0.5)
 GROUPED = Experts(hidden=4, dispatched=True, grouped=True)
 
@@ -61,6 +62,13 @@ def _in_chunks(layer: AnyLayer, *rows: int) -> Scenario:
     """One rank with one stage, which computes each microbatch in two chunks."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="pp", size=1),)), parallelisms=(Pipeline(num_chunks=2),))
     return Scenario(training=_training(layer, *rows), layout=layout)
+
+
+def _in_two_stages(layer: AnyLayer) -> Scenario:
+    """Two ranks with one layer each."""
+    training = _training(layer, 4)
+    training = replace(training, model=replace(training.model, layers=(layer, layer)))
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="pp", size=2),)), parallelisms=(Pipeline(),)))
 
 
 def _with_steps(scenario: Scenario, steps: int) -> Scenario:
@@ -140,6 +148,9 @@ MINIMUMS: dict[str, Scenario] = {
     "balance_summed_over_microbatches": _alone(BALANCED, 4, 4),
     "balance_without_gradient": _alone(BALANCED),
     "choices_of_earlier_microbatches_counted": _alone(BALANCED, 3, 4),
+    "sequence_balance_over_microbatch": _alone(BALANCED_BY_SEQUENCE),
+    "balance_gradient_summed_over_chunks": _in_chunks(BALANCED_BY_SEQUENCE, 8),
+    "balance_of_last_stage_only": _in_two_stages(BALANCED_BY_SEQUENCE),
     "router_bias_of_own_rows": _by_rows(BIAS, dp=2),
     "router_bias_counted_along_last_axis": _by_rows(BIAS, dp_replicate=2, dp_shard=2),
     "router_bias_in_weights": _with_steps(_alone(BIAS), 2),

@@ -118,6 +118,11 @@ OF_TOKEN_MODELS: list[Invalid] = [
     (Experts, {"hidden": 1, "num_experts": 1}, "Experts.num_experts 1 is not valid. Expected 2 to 32"),
     (Experts, {"hidden": 1, "top_k": 3}, "Experts.top_k 3 is not valid. Expected 1 to 2"),
     (Experts, {"hidden": 1, "dropout": 1.0}, "Experts.dropout 1.0 is not valid. Expected 0.0 to 0.9"),
+    (
+        Experts,
+        {"hidden": 1, "balance_per_sequence": True},
+        "Experts.balance_per_sequence True is not valid. Expected False if balance is 0",
+    ),
     (Experts, {"hidden": 1, "grouped": True}, "Experts.grouped True is not valid. Expected False if dispatched is False"),
     (
         Experts,

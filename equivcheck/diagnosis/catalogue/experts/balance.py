@@ -10,15 +10,16 @@ from torch import nn
 
 from equivcheck.diagnosis.catalogue.context_parallel.shards import sequence_shards
 from equivcheck.diagnosis.catalogue.counterfactual import changing_layers, on_one_device
-from equivcheck.diagnosis.catalogue.experts.routing import choices
+from equivcheck.diagnosis.catalogue.experts.routing import choices, layers_of_experts
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.evidence import axis_combinations
 from equivcheck.diagnosis.mistake import Mistake
 from equivcheck.diagnosis.words import layers_by_name
+from equivcheck.layouts.parallelisms.pipeline.stages import balanced_before_last_stage
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts
 from equivcheck.scenario.mesh import CP
-from equivcheck.training.balance import Counts
+from equivcheck.training.balance import Counts, is_per_sequence
 from equivcheck.training.layers.experts.module import ExpertsModule
 from equivcheck.training.layers.module import RoutingLoad
 from equivcheck.training.material import Batch
@@ -34,12 +35,14 @@ def wrong_balances(diverged: DivergedRun) -> Iterator[Mistake]:
     """Yield mistakes in the load-balancing loss. Each is tried in all layers with such a loss, then in each layer alone."""
     if diverged.rounding is not None:
         return
+    yield from _of_earlier_stages(diverged)
     for layers in choices(diverged, _balances):
-        for words, wrong in _ways(diverged):
+        for words, wrong in _ways(diverged, layers):
             sentence = f"the load-balancing loss of {layers_by_name(layers)} {words}"
             change = changing_layers(layers, ExpertsModule, partial(_changed, wrong=wrong))
             yield on_one_device(Cause.EXPERT_BALANCE, sentence, change)
-    if diverged.training.model.balances and len(diverged.training.data.microbatches) > 1:
+    yield from _of_sequences(diverged)
+    if _counts_microbatches_only(diverged) and len(diverged.training.data.microbatches) > 1:
         words = "load-balancing losses use expert counts since the step began, not of one microbatch"
         yield on_one_device(Cause.EXPERT_BALANCE, words, _counting_on)
 
@@ -48,8 +51,43 @@ def _balances(layer: Experts) -> bool:
     return layer.balance > 0
 
 
-def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
-    for axes in axis_combinations((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
+def _balances_sequences(layer: Experts) -> bool:
+    return layer.balance_per_sequence
+
+
+def _counts_microbatches_only(diverged: DivergedRun) -> bool:
+    """Whether all load-balancing losses depend on all rows of a microbatch, so that their counts have equal shapes."""
+    return diverged.training.model.balances and not any(layer.balance_per_sequence for layer in diverged.training.model.layers)
+
+
+def _of_earlier_stages(diverged: DivergedRun) -> Iterator[Mistake]:
+    """Yield a mistake in a pipeline: only the last stage, which computes the main loss, adds load-balancing losses."""
+    earlier = balanced_before_last_stage(diverged.training.model, diverged.layout)
+    if layers := tuple(layer for layer in layers_of_experts(diverged) if layer in earlier):
+        sentence = (
+            f"the load-balancing loss of {layers_by_name(layers)} is not added, as if only the last stage added such losses"
+        )
+        change = changing_layers(layers, ExpertsModule, partial(_changed, wrong=partial(_times, factor=0)))
+        yield on_one_device(Cause.EXPERT_BALANCE, sentence, change)
+
+
+def _of_sequences(diverged: DivergedRun) -> Iterator[Mistake]:
+    """Yield mistakes in losses that are computed for each sequence."""
+    for layers in choices(diverged, _balances_sequences):
+        sentence = f"the load-balancing loss of {layers_by_name(layers)} is computed over a microbatch, not for each sequence"
+        change = changing_layers(layers, ExpertsModule, partial(_changed, wrong=_over_microbatch))
+        yield on_one_device(Cause.EXPERT_BALANCE, sentence, change)
+
+
+def _over_microbatch(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor) -> RoutingLoad:
+    load = load_of(scores, chosen)
+    return load._replace(counts=load.counts.sum(0), shares=load.shares.sum(0))
+
+
+def _ways(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[tuple[str, Wrong]]:
+    counts_rows = not all(diverged.training.model.layers[layer].balance_per_sequence for layer in layers)
+    data_axes = diverged.data_axes if counts_rows else ()
+    for axes in axis_combinations((*data_axes, *((CP,) if sequence_shards(diverged) else ()))):
         where = diverged.ranks_text(axes)
         yield (
             f"uses each rank's own expert counts, not their sum over {where}",
@@ -61,6 +99,8 @@ def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
         yield f"is multiplied by {number}, the number of {words}", partial(_times, factor=number)
         yield f"is divided by {number}, the number of {words}", partial(_times, factor=1 / number)
     yield "is not added", partial(_times, factor=0)
+    if (chunks := diverged.layout.num_chunks) > 1:
+        yield f"has a gradient multiplied by {chunks}, the number of chunks", partial(_times_in_backward, factor=chunks)
 
 
 def _changed(module: ExpertsModule, *, wrong: Wrong) -> None:
@@ -77,15 +117,31 @@ def _times(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, facto
     return load._replace(balance=load.balance * factor)
 
 
+def _times_in_backward(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, factor: float) -> RoutingLoad:
+    load = load_of(scores, chosen)
+    fixed = load.shares.detach()
+    return load._replace(shares=fixed + factor * (load.shares - fixed))
+
+
 def _by_parts(
     load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, parts_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> RoutingLoad:
-    """Treat each part's experts as separate experts and concatenate them, so that all parts' losses are added up."""
-    of_position = parts_of(scores)
+    """Return each part's load, so that all parts' losses are added up.
+
+    If each sequence has its own loss, the parts belong to single sequences.
+    """
+    of_position, rows = parts_of(scores), len(scores)
+    if is_per_sequence(load_of(scores, chosen).counts):
+        of_position = of_position * rows + torch.arange(rows).view(-1, *(1,) * (of_position.ndim - 1))
     masks = (of_position == part for part in sorted(set(of_position.flatten().tolist())))
     loads = [load_of(scores[mask], chosen[mask]) for mask in masks]
-    counts, shares = [load.counts / load.counts.sum() for load in loads], [load.shares for load in loads]
-    return loads[0]._replace(counts=torch.cat(counts), shares=torch.cat(shares))
+    counts, shares = ([_over_positions(load.counts) for load in loads], [_over_positions(load.shares) for load in loads])
+    return loads[0]._replace(counts=torch.stack(counts), shares=torch.stack(shares))
+
+
+def _over_positions(values: torch.Tensor) -> torch.Tensor:
+    """Sum values (..., experts) over all dims except the last."""
+    return values.reshape(-1, values.shape[-1]).sum(0)
 
 
 def _parts(diverged: DivergedRun, axes: tuple[str, ...]) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -118,17 +118,26 @@ def dispatches_of(view: RankView) -> list[Dispatch]:
     return [dispatch for dispatch in found if dispatch is not None]
 
 
+def _sequence_counts(view: RankView, dispatches: Iterable[Dispatch], rows: int) -> list[int]:
+    """Bytes of each layer's counts in a rank's sequences of a microbatch with `rows` rows."""
+    num_sequences = rows // view.layout.num_data_ranks
+    return [each.num_counted_each_sequence * num_sequences * view.item_bytes for each in dispatches]
+
+
 def count_reductions(view: RankView) -> Totals:
     """Expected collective calls in all steps to sum layers' counts, such as tokens per expert.
 
-    For a load-balancing loss, there is one all-reduce for each axis, microbatch and layer with counts. For a router's bias, there
-    is one for each axis, step and layer. Only layers whose parameters are on the rank count.
+    For a load-balancing loss, there is one all-reduce for each axis, microbatch and layer with counts. A loss for each sequence
+    needs it only along an axis that splits sequences. For a router's bias, there is one for each axis, step and layer. Only
+    layers whose parameters are on the rank count.
     """
     ledger, dispatches = Ledger(), dispatches_of(view)
     for axis in AXES if dispatches else ():
         for step in range(view.training.steps if view.layout.mesh.size(axis) > 1 else 0):
-            num_microbatches = len(view.training.microbatches_at(step))
-            sizes = [each.num_counted * view.item_bytes for each in dispatches] * num_microbatches
+            microbatches = view.training.microbatches_at(step)
+            sizes = [each.num_counted * view.item_bytes for each in dispatches] * len(microbatches)
+            if axis == CP:
+                sizes += [size for rows in microbatches for size in _sequence_counts(view, dispatches, rows)]
             sizes += [each.num_counted_each_step * ITEM_BYTES[ROUTER_BIAS.value] for each in dispatches]
             if any(sizes):
                 ledger.note(step, "all_reduce.sum", view.axes(axis), sum(sizes), sum(map(bool, sizes)))

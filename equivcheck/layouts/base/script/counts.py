@@ -6,6 +6,7 @@ from equivcheck.layouts.base.expected_calls.shared import AXES
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.loop import part_of_step
 from equivcheck.layouts.base.script.mesh import mesh_of, repr_of
+from equivcheck.scenario.mesh import CP
 
 _BALANCE_LOSS = (
     "def balance_loss(model, groups, positions):",
@@ -14,9 +15,10 @@ _BALANCE_LOSS = (
     "    for layer in model.modules():",
     '        if "load" in vars(layer):',
     "            coefficient, counts, shares = layer.load",
-    "            for group in groups:",
+    "            for group in {groups}:",
     "                dist.all_reduce(counts, group=group)",
-    "            total = total + coefficient * counts.numel() * (counts / counts.sum() * shares).sum()",
+    "            fractions = counts / counts.sum(-1, keepdim=True)",
+    "            total = total + coefficient * counts.shape[-1] * (fractions * shares).sum()",
     "    return total / positions",
 )
 _COUNT_CHOICES = (
@@ -49,7 +51,7 @@ def add_counts(draft: Draft) -> None:
         draft.add(LoopPosition.WRAP, *(f"counting_groups.append({group})" for group in groups))
     given = "counting_groups" if groups else "()"
     if training.model.balances:
-        draft.definitions.append(list(_BALANCE_LOSS))
+        draft.definitions.append([line.replace("{groups}", _summed_over(draft)) for line in _BALANCE_LOSS])
         positions = f"inputs.shape[{training.data.batch_dim}]" + (f" * {training.model.length}" if training.model.length else "")
         draft.added = f"balance_loss(model, {given}, {positions}){part_of_step(draft)}"
     if training.model.has_router_bias:
@@ -57,6 +59,19 @@ def add_counts(draft: Draft) -> None:
         counts = "full(layer.counts_of_step)" if propagates else "layer.counts_of_step"
         draft.definitions += [list(_COUNT_CHOICES), [line.replace("{counts}", counts) for line in _UPDATE_BIASES]]
         draft.counts_choices, draft.after_backward = True, [f"update_router_biases(model, {given})"]
+
+
+def _summed_over(draft: Draft) -> str:
+    """Return an expression for the groups over which a layer sums its counts, in the list ``groups``.
+
+    A layer that counts in each sequence sums over context-parallel ranks only. They come first, because context parallelism is
+    applied before data parallelism.
+    """
+    layers, layout = draft.scenario.training.model.layers, draft.scenario.layout
+    if not any(layer.balance_per_sequence for layer in layers):
+        return "groups"
+    splits = layout.mesh.size(CP) > 1
+    return f"groups if counts.ndim == 1 else {'groups[:1]' if splits else '()'}"
 
 
 def _groups(draft: Draft) -> list[str]:

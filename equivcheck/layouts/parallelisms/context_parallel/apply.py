@@ -52,7 +52,7 @@ class ContextParallelKind(LayoutKind[ContextParallel]):
         take_positions(setup, ranks)
         shard_loss(setup, ranks)
         sum_gradients_over_ranks(setup, ranks)
-        sum_counts(setup, ranks.group)
+        sum_counts(setup, ranks.group, splits_sequences=True)
 
     def write_script(self, draft: Draft, parallelism: ContextParallel) -> None:
         """Shard the script's sequences over ranks."""

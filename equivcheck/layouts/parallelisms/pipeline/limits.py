@@ -25,6 +25,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     stages_behind_frozen_layers,
 )
 from equivcheck.scenario import (
+    AnyLayer,
     Checkpointing,
     LayerPlan,
     Layout,
@@ -36,7 +37,7 @@ from equivcheck.scenario import (
     StagePosition,
     Training,
 )
-from equivcheck.scenario.mesh import PP
+from equivcheck.scenario.mesh import CP, PP
 
 
 def _least_layers(layout: Layout) -> int:
@@ -109,11 +110,11 @@ def _with_at_least(training: Training, rows: int) -> Training:
 
 
 NO_CHOICES_OF_PADDING = Limit(
-    reason="pipeline: a router's bias with presplit chunks of unlike size is not supported: experts that padded rows choose "
-    "would count",
+    reason="pipeline: a router's bias or a load-balancing loss with presplit chunks of unlike size is not supported: "
+    "experts that padded rows choose would count",
     applies=lambda training, layout: (
         parallelism_of(layout, Pipeline).presplit
-        and training.model.has_router_bias
+        and (training.model.has_router_bias or training.model.balances)
         and not layout.has_equal_chunks(training.data.microbatches)
     ),
     repair=lambda training, layout: with_rows(training, _row_multiple(layout)),
@@ -141,12 +142,27 @@ NO_COUNTER = Limit(
     repair=lambda training, _layout: with_model(training, counter=False),
 )
 
-NO_LOSS_OF_LAYERS = Limit(
-    reason="pipeline: a load-balancing loss of experts is not supported: it depends on all rows of a microbatch, but the "
-    "backward of the first chunk may run before the forward of the last; and the last stage, which computes the loss, has no "
-    "other stage's layers",
-    applies=lambda training, _layout: training.model.balances,
-    repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.with_fields(balance=0.0)),
+NO_LOSS_OF_MICROBATCHES = Limit(
+    reason="pipeline: a load-balancing loss over a microbatch is not supported: it depends on all rows of the microbatch, but "
+    "the backward of the first chunk may run before the forward of the last",
+    applies=lambda training, _layout: training.model.balances_microbatches,
+    repair=lambda training, _layout: each_layer(training, lambda _index, layer: _balanced_by_sequence(layer)),
+)
+
+
+def _balanced_by_sequence(layer: AnyLayer) -> AnyLayer:
+    """Return a layer whose load-balancing loss is computed for each sequence. A layer that cannot do this loses the loss."""
+    changed = layer.with_fields(balance_per_sequence=layer.balance > 0)
+    return changed if changed.balance_per_sequence or not changed.balance else changed.with_fields(balance=0.0)
+
+
+NO_LOSS_OF_PARTIAL_SEQUENCES = Limit(
+    reason="pipeline: a load-balancing loss under context parallelism is not supported: the loss of a sequence depends on the "
+    "positions of other ranks, so each chunk's forward would have to reduce counts",
+    applies=lambda training, layout: training.model.balances and layout.mesh.size(CP) > 1,
+    repair=lambda training, _layout: each_layer(
+        training, lambda _index, layer: layer.with_fields(balance=0.0, balance_per_sequence=False)
+    ),
 )
 
 ONE_MICROBATCH_SCALED = Limit(
@@ -294,7 +310,8 @@ LIMITS: tuple[Limit, ...] = (
     A_ROW_FOR_EACH_CHUNK,
     NO_CHOICES_OF_PADDING,
     NO_COUNTER,
-    NO_LOSS_OF_LAYERS,
+    NO_LOSS_OF_MICROBATCHES,
+    NO_LOSS_OF_PARTIAL_SEQUENCES,
     NOTHING_BEHIND_FROZEN_LAYERS,
 )
 

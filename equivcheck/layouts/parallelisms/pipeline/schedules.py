@@ -16,13 +16,14 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from equivcheck.layouts.base.data_rows import with_equal_chunks
 from equivcheck.layouts.base.gradients_by_hand import sum_gradients
 from equivcheck.layouts.base.local_tensors import combined_norm
+from equivcheck.layouts.parallelisms.pipeline.balance import add_balance, balance_over_stages
 from equivcheck.layouts.parallelisms.pipeline.presplit import (
     TAKES_CHUNKS,
     split_into_chunks,
     step_on_chunks,
     step_on_chunks_privately,
 )
-from equivcheck.layouts.parallelisms.pipeline.stage_layers import StageLayers, mask_of
+from equivcheck.layouts.parallelisms.pipeline.stage_layers import Balance, StageLayers, mask_of
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
     defers_reduction,
@@ -56,15 +57,19 @@ SCHEDULES: dict[PipelineSchedule, str] = {
 
 
 class CountingStage(PipelineStage):
-    """Stage that adds each chunk's expert counts to the counts of the step.
+    """Stage that adds each chunk's expert counts and load-balancing losses to those of the step.
 
     Schedules call this method for chunks only. Shape inference and recomputation run the layers as well, but do not count.
     """
+
+    balance: Balance | None = None
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """Run the chunk's forward, and count which experts its positions chose."""
         outputs = super().forward_one_chunk(*args, **kwargs)
         count_choices(self.submod)
+        if self.balance is not None:
+            self.balance.keep()
         return outputs
 
 
@@ -138,8 +143,16 @@ class Pipe:
         setup.announce(Stage.COMPUTE, index)
         self.exchange()
         setup.announce(Stage.READING, index)
+        balance = self._balance()
         scale = setup.gradient_scale * (self.parallelism.num_chunks if self.parallelism.scale_grads else 1)
-        return sum(map(scalar_value, losses)) / scale if self.num_stages - 1 in self.modules else None
+        return sum(map(scalar_value, losses)) / scale + balance if self.num_stages - 1 in self.modules else None
+
+    def _balance(self) -> float:
+        """Return the step's load-balancing losses in all stages."""
+        training = self.setup.training
+        if not training.model.balances:
+            return 0.0
+        return balance_over_stages([*self.modules.values()], getattr(torch, training.precision.value), self.group)
 
     def exchange(self) -> None:
         """Sum the gradients of each shared weight over its copies."""
@@ -223,8 +236,12 @@ class Pipe:
         options = self._shapes(self.modules[number], part) if self.parallelism.static_shapes else {}
         if self.parallelism.sends_dtensors:
             options["get_mesh"] = lambda _names, _layout: self.setup.activation_mesh
-        kind = CountingStage if self.setup.training.model.has_router_bias else PipelineStage
-        return kind(called, number, self.num_stages, torch.device("cpu"), group=self.group, **options)
+        model, given = self.setup.training.model, (called, number, self.num_stages, torch.device("cpu"))
+        if not model.has_router_bias and not model.balances:
+            return PipelineStage(*given, group=self.group, **options)
+        stage = CountingStage(*given, group=self.group, **options)
+        stage.balance = self.modules[number].balance
+        return stage
 
     def _shapes(self, module: StageLayers, part: Batch) -> dict[str, Any]:
         """Return an example input and output for the stage, with shape, element type and need for a gradient."""
@@ -265,6 +282,7 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
     pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules, copies=copies, names=names)
     setup.parts, setup.has_stages, setup.compute = [*modules.values()], True, pipe.compute
     setup.num_chunks = parallelism.num_chunks
+    add_balance(setup, parallelism, [*modules.values()])
 
 
 def finish_pipeline(setup: Setup) -> None:

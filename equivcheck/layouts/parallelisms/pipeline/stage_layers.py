@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from equivcheck.training.model import MLP
+
+
+class Balance(Protocol):
+    """Load-balancing losses of a stage's layers."""
+
+    def add(self, stage: StageLayers, values: torch.Tensor) -> torch.Tensor:
+        """Return the activations `values`, with the losses in their graph."""
+
+    def keep(self) -> None:
+        """Add the losses of the last forward to the step's sum."""
+
+    def take(self) -> float:
+        """Return the step's sum, and start a new one."""
 
 
 class StageLayers(nn.Module):
@@ -20,6 +35,9 @@ class StageLayers(nn.Module):
     step: int
     sends: tuple[DeviceMesh, Placement] | None = None
     """Mesh and placement of the DTensor that the stage returns. None if it returns a plain tensor."""
+
+    balance: Balance | None = None
+    """Load-balancing losses of the stage's layers. None if the model has none."""
 
     def __init__(self, model: MLP, layers: range, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
@@ -43,6 +61,8 @@ class StageLayers(nn.Module):
                 # Ranks without rows multiply, too, because a multiplication starts the recomputation of a checkpointed layer.
                 mask = values.new_ones(())
             values = block(values, mask, self.step)
+        if self.balance is not None:
+            values = self.balance.add(self, values)
         if self.sends is not None:
             mesh, placement = self.sends
             return DTensor.from_local(values, mesh, [placement], run_check=False)

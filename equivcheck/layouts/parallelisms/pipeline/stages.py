@@ -123,6 +123,14 @@ def stage_of_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
     return tuple(stage for stage, layers in enumerate(spans) for _ in layers)
 
 
+def balanced_before_last_stage(model: Model, layout: Layout) -> tuple[int, ...]:
+    """Return the layers with a load-balancing loss in stages before the last one. Empty without a pipeline."""
+    if not layout.has(Pipeline):
+        return ()
+    stages = stage_of_layers(layout, len(model.layers))
+    return tuple(index for index, layer in enumerate(model.layers) if layer.balance and stages[index] < stages[-1])
+
+
 def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
     """Return the stages with only frozen layers before them, except the first stage. Their inputs need no gradient."""
     if model.source is not None and not model.source.frozen:

@@ -41,7 +41,8 @@ class ExpertsKind(LayerKind):
         trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
         return Dispatch(
             trains_rows=trains_rows,
-            num_counted=layer.num_experts if layer.balance else 0,
+            num_counted=layer.num_experts if layer.balance and not layer.balance_per_sequence else 0,
+            num_counted_each_sequence=layer.num_experts if layer.balance_per_sequence else 0,
             num_counted_each_step=layer.num_experts if layer.router_bias_rate else 0,
         )
 

@@ -75,7 +75,8 @@ class Router(UninitializedLinear):
     def load_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> RoutingLoad:
         """Return the routing statistics for the load-balancing loss. `scores` and `chosen` have shape (..., experts)."""
         shares = scores if self.layer.scores is ScoreFunction.SOFTMAX else scores / scores.sum(-1, keepdim=True)
-        return RoutingLoad(self.layer.balance, _sum_over_positions(chosen.to(scores.dtype)), _sum_over_positions(shares))
+        add = _sum_within_rows if self.layer.balance_per_sequence else _sum_over_positions
+        return RoutingLoad(self.layer.balance, add(chosen.to(scores.dtype)), add(shares))
 
     def chosen(self, scores: torch.Tensor) -> torch.Tensor:
         """Return whether each score is among the `top_k` highest at its position. The shape is (..., experts).
@@ -90,6 +91,12 @@ class Router(UninitializedLinear):
 def _sum_over_positions(values: torch.Tensor) -> torch.Tensor:
     """Sum values (..., experts) over all dims except the last."""
     return values.sum(tuple(range(values.ndim - 1)))
+
+
+def _sum_within_rows(values: torch.Tensor) -> torch.Tensor:
+    """Sum values (rows, ..., experts) over the dims between rows and experts."""
+    dims = tuple(range(1, values.ndim - 1))
+    return values.sum(dims) if dims else values
 
 
 class GatedExperts(nn.Module):

@@ -176,8 +176,14 @@ def _lines(layer: Experts, *, with_shardable_layer: bool = False, in_region: boo
 
 
 def _load(layer: Experts) -> list[str]:
-    """Return lines that record the load for the load-balancing loss: selections and score shares, summed over positions."""
+    """Return lines that record the load for the load-balancing loss: selections and score shares, summed over positions.
+
+    For a loss of each sequence, they are summed over each row's positions.
+    """
     shares = "scores" if layer.scores is ScoreFunction.SOFTMAX else "(scores / scores.sum(-1, keepdim=True))"
+    if layer.balance_per_sequence:
+        within = "unsqueeze(1).flatten(1, -2).sum(1)"
+        return [f"self.load = {layer.balance}, chosen.to(scores.dtype).{within}, {shares}.{within}  # for each sequence"]
     counts = "chosen.to(scores.dtype).sum(positions)"
     return ["positions = tuple(range(scores.ndim - 1))", f"self.load = {layer.balance}, {counts}, {shares}.sum(positions)"]
 
