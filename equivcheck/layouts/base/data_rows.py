@@ -41,7 +41,7 @@ def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> No
 def sum_counts(setup: Setup, group: ProcessGroup, *, splits_sequences: bool = False) -> None:
     """Sum each layer's counts, such as tokens per expert, over `group`, whose ranks have different rows or positions.
 
-    Counts in single sequences are summed only if `splits_sequences`: the ranks have other positions of the same rows.
+    Counts in single sequences are summed only if `splits_sequences`: the ranks have other positions in the same rows.
     """
     import torch.distributed as dist
 

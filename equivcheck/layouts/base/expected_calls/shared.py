@@ -119,7 +119,7 @@ def dispatches_of(view: RankView) -> list[Dispatch]:
 
 
 def _sequence_counts(view: RankView, dispatches: Iterable[Dispatch], rows: int) -> list[int]:
-    """Bytes of each layer's counts in a rank's sequences of a microbatch with `rows` rows."""
+    """Bytes for each layer's counts, from a rank's sequences in a microbatch with `rows` rows."""
     num_sequences = rows // view.layout.num_data_ranks
     return [each.num_counted_each_sequence * num_sequences * view.item_bytes for each in dispatches]
 

@@ -1,6 +1,6 @@
 """Load-balancing losses in pipeline stages.
 
-Only the last stage computes the main loss, so each stage adds its layers' losses to the graph of its activations, as Megatron-LM
+Only the last stage computes the main loss, so each stage adds its layers' losses to its activations' graph, as Megatron-LM
 does with `MoEAuxLossAutoScaler` (`megatron/core/transformer/moe/moe_utils.py`). The losses' values are summed over stages
 afterwards, only to report them.
 """
@@ -21,36 +21,36 @@ from equivcheck.training.setup import Setup
 
 
 class AddedLoss(torch.autograd.Function):
-    """Identity on activations whose backward also starts the backward of another loss, with a constant gradient."""
+    """Identity on activations that also starts another loss's backward, with a constant gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return the values unchanged. `scale` is the gradient of `loss`."""
+        """Return the values unchanged. `scale` is the loss's gradient."""
         ctx.gradient = torch.full_like(loss, scale)
         # Returning `values` would make the result a view, and zero-bubble schedules detach a stage's output in place.
         return values.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Return the gradient of the values unchanged, and the constant gradient of the loss."""
+        """Return the values' gradient unchanged, and the loss's constant gradient."""
         return gradients[0], ctx.gradient, None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StageBalance:
-    """Load-balancing losses of one stage."""
+    """One stage's load-balancing losses."""
 
     setup: Setup
     """This rank's setup."""
     scale: float
     """Factor on gradients, which the schedule divides by it afterwards."""
     last: torch.Tensor | None = None
-    """Loss of the last forward, which may have been one that infers shapes."""
+    """Loss in the last forward, which may have been one that infers shapes."""
     total: float = 0.0
-    """Sum of the losses of the current step's chunks."""
+    """Sum over the current step's chunks."""
 
     def add(self, stage: StageLayers, values: torch.Tensor) -> torch.Tensor:
-        """Add the losses of the stage's layers to the graph of its activations `values`."""
+        """Add its layers' losses to the graph behind the stage's activations `values`."""
         loads = routing_loads(stage)
         if not loads:
             return values
@@ -67,7 +67,7 @@ class StageBalance:
         return training.rows_at(step) * (training.model.length or 1) // layout.num_data_ranks
 
     def keep(self) -> None:
-        """Add the loss of the last forward to the step's sum."""
+        """Add the last forward's loss to the step's sum."""
         self.total += 0.0 if self.last is None else float(self.last)
 
     def take(self) -> float:
@@ -77,7 +77,7 @@ class StageBalance:
 
 
 def add_balance(setup: Setup, parallelism: Pipeline, stages: list[StageLayers]) -> None:
-    """Let each stage add the load-balancing losses of its layers, if the model has such losses."""
+    """Let each stage add its layers' load-balancing losses, if the model has any."""
     if setup.training.model.balances:
         scale = float(parallelism.num_chunks if parallelism.scale_grads else 1)
         for stage in stages:
@@ -85,7 +85,7 @@ def add_balance(setup: Setup, parallelism: Pipeline, stages: list[StageLayers]) 
 
 
 def balance_over_stages(stages: list[StageLayers], dtype: torch.dtype, group: dist.ProcessGroup) -> float:
-    """Return the sum of a step's load-balancing losses over all stages. Every rank of the pipeline must call this function."""
+    """Sum a step's load-balancing losses over all stages. Every rank in the pipeline must call this function."""
     total = torch.tensor(sum(stage.balance.take() for stage in stages if stage.balance is not None), dtype=dtype)
     dist.all_reduce(total, group=group)
     return float(total)

@@ -143,8 +143,8 @@ NO_COUNTER = Limit(
 )
 
 NO_LOSS_OF_MICROBATCHES = Limit(
-    reason="pipeline: a load-balancing loss over a microbatch is not supported: it depends on all rows of the microbatch, but "
-    "the backward of the first chunk may run before the forward of the last",
+    reason="pipeline: a load-balancing loss over a microbatch is not supported: it depends on all its rows, but "
+    "backward of the first chunk may run before the last chunk's forward",
     applies=lambda training, _layout: training.model.balances_microbatches,
     repair=lambda training, _layout: each_layer(training, lambda _index, layer: _balanced_by_sequence(layer)),
 )

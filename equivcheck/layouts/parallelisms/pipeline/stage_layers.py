@@ -13,13 +13,13 @@ from equivcheck.training.model import MLP
 
 
 class Balance(Protocol):
-    """Load-balancing losses of a stage's layers."""
+    """A stage's load-balancing losses."""
 
     def add(self, stage: StageLayers, values: torch.Tensor) -> torch.Tensor:
         """Return the activations `values`, with the losses in their graph."""
 
     def keep(self) -> None:
-        """Add the losses of the last forward to the step's sum."""
+        """Add the last forward's losses to the step's sum."""
 
     def take(self) -> float:
         """Return the step's sum, and start a new one."""
@@ -37,7 +37,7 @@ class StageLayers(nn.Module):
     """Mesh and placement of the DTensor that the stage returns. None if it returns a plain tensor."""
 
     balance: Balance | None = None
-    """Load-balancing losses of the stage's layers. None if the model has none."""
+    """The stage's load-balancing losses. None if the model has none."""
 
     def __init__(self, model: MLP, layers: range, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
