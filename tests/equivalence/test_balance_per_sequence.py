@@ -206,7 +206,7 @@ def test_stages_send_nothing_for_it() -> None:
 @pytest.mark.parametrize(
     ("scenario", "words"),
     [
-        (a_scenario(POSITIONS, GPIPE, cp=2, pp=2), "a sequence's loss depends on positions on other ranks"),
+        (a_scenario(POSITIONS, GPIPE, cp=2, pp=2), "the loss of a sequence depends on the positions of other ranks"),
         (a_scenario(Pipeline(num_chunks=3, presplit=True), pp=2), "experts that padded rows choose would count"),
     ],
 )
