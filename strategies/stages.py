@@ -32,7 +32,7 @@ from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES, USUALLY
 from equivcheck.system.torch_version import is_torch_in
 
 _NO_STAGES = Pipeline()
-_CHUNKS = (1, 2, 3, 4, 6, 8)
+_CHUNKS = (1, 1, 2, 2, 3, 3, 4, 6, 8)  # the time for a check grows with the number of chunks
 _FREQUENT_IN_PIPELINES = (
     "clip_grad_value_of_nothing",
     "dual_pipe_v_behind_frozen_layers",

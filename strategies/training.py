@@ -36,7 +36,7 @@ from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.token_model import cross_entropies, token_models
 
-STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 4, 5))
+STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 3, 4, 5))
 """Number of steps, usually 3 or more, because some faults show only once optimizer state matters.
 `Training.steps` has the allowed range."""
 LOSSES: SearchStrategy[Loss] = st.sampled_from(Loss)
