@@ -229,7 +229,7 @@ EXPLAINED = {
 @pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_a_wrong_loss_is_explained(name: str) -> None:
-    """The check finds it, and says what is wrong."""
+    """The check finds the fault, and the diagnosis names it."""
     (layout, words), plant = EXPLAINED[name], mutant(name).plant
     verdict = explained(check(LAYOUTS[layout], alter=plant), alter=plant)
     assert verdict.diagnosis is not None, verdict.describe()

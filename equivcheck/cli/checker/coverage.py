@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@seconds_option("Seconds of generation, together with --legal.", required=True)
+@seconds_option("Seconds for generating, and for --legal if given.", required=True)
 @seed_option()
 @layouts_option
 @click.option("--programs", is_flag=True, help="Measure tensor programs: operations, placements and DTensor rules.")
