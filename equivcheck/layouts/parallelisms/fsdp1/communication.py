@@ -8,7 +8,8 @@ from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.base.expected_calls.shared import one_norm
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.parallelisms.fsdp1.flat_layout import alignment_of, flat_starts
-from equivcheck.layouts.parallelisms.fsdp2.communication import Unit, UnitCalls
+from equivcheck.layouts.parallelisms.fsdp2.communication import UnitCalls
+from equivcheck.layouts.parallelisms.fsdp2.units import Unit
 from equivcheck.scenario import FSDP1, ShardingStrategy
 
 NORM_BYTES = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -26,6 +26,7 @@ from equivcheck.layouts.parallelisms.fsdp2.division import (
     has_expert_groups,
     reduce_ops,
 )
+from equivcheck.layouts.parallelisms.fsdp2.units import Unit, parameter_groups, split_expert_units, split_root, units_of
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
@@ -36,42 +37,11 @@ from equivcheck.scenario import (
     MeshDims,
     TensorParallel,
     Training,
-    Wrapping,
 )
-from equivcheck.scenario.parallelisms.base import ParameterOwner
 from equivcheck.system.torch_version import is_torch_in
-from equivcheck.training.layers.token_facts import EMBEDDING
 from equivcheck.worlds.trace.stage import Stage
 
 F = TypeVar("F", FSDP1, FSDP2)
-
-
-@dataclass(slots=True, kw_only=True)
-class Unit:
-    """FSDP unit: parameters gathered and reduced together."""
-
-    held: tuple[Held, ...]
-    """The unit's parameters on this rank."""
-    last_layer: int
-    """Index of the layer that computes the unit's output."""
-    is_root: bool = False
-    """Whether the unit is the root, with all parameters outside other units."""
-    is_of_experts: bool = False
-    """Whether the unit contains only one layer's DTensor experts. It lies inside the layer's unit."""
-    is_head: bool = False
-    """Whether the unit has only the head."""
-    is_embedding: bool = False
-    """Whether the unit has only the token embedding, which backward does not gather."""
-    group: int = 0
-    """Index among the parameter groups of the same modules. Each group is gathered and reduced separately."""
-    num_groups: int = 1
-    """Number of parameter groups: 2 if the modules have experts with a mesh of their own, next to other parameters."""
-    on_all_ranks: bool = False
-    """Whether the group has experts that are sharded over all data-parallel ranks."""
-    gathered: bool = False
-    """Whether this rank currently has the unit's full parameters."""
-    resharded: bool = False
-    """Whether the unit is currently resharded to `reshard_to` ranks. A gather then covers fewer ranks."""
 
 
 class UnitCalls(ABC, Generic[F]):
@@ -116,11 +86,11 @@ class FSDP2Calls(UnitCalls[FSDP2]):
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
         self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
-        split = list(split_expert_units(_split_root(self.units, fsdp), view.layout))
+        split = list(split_expert_units(split_root(self.units, fsdp), view.layout))
         sharded = [[held for held in unit.held if held.trained or not fsdp.ignore_frozen] for unit in split]
         units = [replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held]
         has_groups = has_expert_groups(fsdp, view.layout)
-        self.units = tuple(chain.from_iterable(map(_parameter_groups, units)) if has_groups else units)
+        self.units = tuple(chain.from_iterable(map(parameter_groups, units)) if has_groups else units)
         self.all_ranks = view.axes(*view.layout.axes_of(fsdp))
 
     def _neighbours(self, count: int) -> str:
@@ -216,64 +186,6 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 def reduce_op(view: RankView) -> str:
     """Return ``avg`` or ``sum``: the operation that reduces gradients over data-parallel ranks, in the training's precision."""
     return "avg" if averages(ElementType(view.training.precision.value)) and averaging_ranks(view.layout) > 1 else "sum"
-
-
-def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
-    """Return the FSDP units in the order in which their forward ends. The root unit comes last.
-
-    With `Wrapping.PER_LAYER`, each of the other units has up to `count` consecutive layers.
-    """
-    last = len(view.training.model.layers) - 1
-    if wrapping is Wrapping.ROOT_ONLY:
-        return (Unit(held=view.held, last_layer=last, is_root=True),)
-    held = [view.of_layer(index) for index in range(last + 1)]
-    layers = tuple(
-        Unit(held=tuple(chain.from_iterable(held[at : at + count])), last_layer=min(at + count - 1, last))
-        for at in range(0, last + 1, count)
-    )
-    own = view.of_layer(None)
-    return (*layers, Unit(held=own, last_layer=last, is_root=True)) if own else layers
-
-
-def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
-    """Yield all units, with DTensor experts moved from their layer's unit into a separate unit.
-
-    The unit of the experts comes before the unit of the layer, because the experts' forward ends earlier.
-    """
-    for unit in units:
-        experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]
-        for layer in dict.fromkeys(held.layer for held in experts):
-            assert layer is not None, "experts belong to a layer"
-            own = tuple(held for held in experts if held.layer == layer)
-            yield Unit(held=own, last_layer=layer, is_of_experts=True)
-        yield replace(unit, held=tuple(held for held in unit.held if held not in experts))
-
-
-def _parameter_groups(unit: Unit) -> list[Unit]:
-    """Split a unit into experts and other parameters, in the order in which torch finds them."""
-    groups: dict[bool, list[Held]] = {}
-    for held in unit.held:
-        groups.setdefault(held.parameter.expert_dim is not None, []).append(held)
-    return [
-        replace(unit, held=tuple(held), group=index, num_groups=len(groups), on_all_ranks=on_all_ranks)
-        for index, (on_all_ranks, held) in enumerate(groups.items())
-    ]
-
-
-def _split_root(units: Iterable[Unit], fsdp: FSDP2) -> Iterator[Unit]:
-    """Split the embedding and the head from the root's unit. The head ends forward before the root."""
-    *layers, root = units
-    own = root.held if root.is_root else ()
-    embedding = tuple(held for held in own if fsdp.embedding_unit and held.name == EMBEDDING)
-    head = tuple(held for held in own if fsdp.head_unit and held.parameter.owner is ParameterOwner.HEAD)
-    rest = tuple(held for held in root.held if held not in (*embedding, *head))
-    if embedding:
-        yield Unit(held=embedding, last_layer=-1, is_embedding=True)
-    yield from layers
-    if head:
-        yield Unit(held=head, last_layer=root.last_layer, is_head=True)
-    if rest:
-        yield replace(root, held=rest)
 
 
 def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:

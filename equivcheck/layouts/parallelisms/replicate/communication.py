@@ -6,7 +6,8 @@ from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWISE, CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.parallelisms.ddp.communication import ddp_totals
-from equivcheck.layouts.parallelisms.fsdp2.communication import reduce_op, units_of
+from equivcheck.layouts.parallelisms.fsdp2.communication import reduce_op
+from equivcheck.layouts.parallelisms.fsdp2.units import units_of
 from equivcheck.layouts.parallelisms.pipeline.communication import stage_views
 from equivcheck.layouts.parallelisms.pipeline.stages import defers_reduction
 from equivcheck.scenario import DDP, Layout, Pipeline, Replicate, Replicator, Training
