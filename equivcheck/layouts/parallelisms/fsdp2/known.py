@@ -107,10 +107,14 @@ def divided_apart_on_one_shard(scenario: Scenario) -> bool:
 
 
 def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
-    """Return the divide factors in a model's units."""
+    """Return the divide factors in a model's units. A parameter with several shards, such as an expert's, does not count."""
     layout, parameters = scenario.layout, parameters_of(scenario.training.model)
-    kinds = {is_dtensor_expert(layout, parameter) for parameter in parameters if parameter.trained}
+    kinds = {is_dtensor_expert(layout, each) for each in parameters if each.trained and not _has_shards(layout, fsdp, each)}
     return [expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor for of_experts in kinds]
+
+
+def _has_shards(layout: Layout, fsdp: FSDP2, parameter: Parameter) -> bool:
+    return layout.mesh.size(*axes_of_shards(layout, fsdp, parameter)) > 1
 
 
 @need
@@ -167,7 +171,12 @@ def reshards_last_dims(scenario: Scenario) -> bool:
 
 @show
 def divided_once_more(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the divergent gradient is the expected one divided by the divide factor a second time."""
-    factors = [factor for fsdp in scenario.layout.of(FSDP2) for factor in _divide_factors(fsdp, scenario)]
-    quotient = float(divergence.expected) / float(divergence.actual)
-    return any(factor is not None and math.isclose(quotient, factor, rel_tol=_ROUNDING) for factor in factors)
+    """Whether the divergent gradient has one shard, and is the expected one divided by the divide factor a second time."""
+    layout, expected, actual = scenario.layout, float(divergence.expected), float(divergence.actual)
+    found = [each for each in parameters_of(scenario.training.model) if each.full_name == divergence.tensor]
+    return any(
+        factor is not None and math.isclose(expected, actual * factor, rel_tol=_ROUNDING)
+        for fsdp in layout.of(FSDP2)
+        if not any(_has_shards(layout, fsdp, parameter) for parameter in found)
+        for factor in _divide_factors(fsdp, scenario)
+    )

@@ -125,4 +125,5 @@ def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
     if not all(sizes):
         return False
     least, most = (outputs / (ranks * size) for size in (sizes[0], sizes[-1]))
-    return least <= float(divergence.actual) / float(divergence.expected) <= most
+    expected = float(divergence.expected)
+    return least * expected <= float(divergence.actual) <= most * expected

@@ -16,6 +16,7 @@ from equivcheck.scenario import (
     AuxiliaryLinear,
     ClipValue,
     Distribution,
+    Experts,
     Layer,
     LayerPlan,
     Loss,
@@ -32,7 +33,7 @@ from equivcheck.scenario import (
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from support.supported import require_supported
-from unit.oracle.known.builders import FULLY_SHARD, HYBRID, INF, over_tp, scaled, scenario
+from unit.oracle.known.builders import DIVIDED, FULLY_SHARD, HYBRID, INF, over_tp, scaled, scenario
 from unit.oracle.known.examples import SHOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
@@ -160,3 +161,25 @@ def test_replicas_that_are_not_reduced_may_have_the_same_gradient(difference: Di
         step=0, phase=Phase.GRADIENT, tensor="bias", difference=difference, rank=0, expected="1.0", actual=actual, error=1e9
     )
     assert SHOWS["left_unreduced"](scenario(HYBRID, sizes=(2, 1)), found) is expected
+
+
+MOVED = replace(DIVIDED, experts_on_all_ranks=True)
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "tensor", "actual", "expected"),
+    [
+        (DIVIDED, "layers.0.experts.gate", "0.25", True),
+        (MOVED, "layers.0.router.weight", "0.25", True),
+        (MOVED, "layers.0.router.weight", "0.0", False),
+        (MOVED, "layers.0.experts.gate", "0.25", False),
+    ],
+)
+def test_experts_with_several_shards_are_divided_once(fsdp: FSDP2, tensor: str, actual: str, expected: bool) -> None:
+    """`fully_shard` divides twice only on a mesh with one shard. Experts on all ranks have a shard on each."""
+    example = scenario(fsdp, Experts(hidden=1), sizes=(2, 1), features=2)
+    found = Divergence(
+        step=0, phase=Phase.GRADIENT, tensor=tensor, difference=Difference.VALUE, rank=0, expected="1.0", actual=actual, error=1e9
+    )
+    assert NEEDS["divided_apart_on_one_shard"](example)
+    assert SHOWS["divided_once_more"](example, found) is expected
