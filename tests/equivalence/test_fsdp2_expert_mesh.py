@@ -119,6 +119,14 @@ def test_the_exported_script_gives_experts_a_mesh(fsdp: FSDP2, tmp_path: Path) -
     assert "ShardPlacementResult(shard(parameter), all_ranks)" in script
 
 
+def test_the_exported_script_gives_every_class_of_experts_a_mesh(tmp_path: Path) -> None:
+    """Layers with other options have classes of their own. Parameters of all those lie on the mesh with all ranks."""
+    model = replace(TRAINING.model, layers=(Experts(hidden=2), ROUTED))
+    script, _ = run_script(scenario(EXPERTS, 2, 1, model=model), tmp_path)
+    assert "class Experts2" in script
+    assert 'hasattr(layer, "experts")' in script
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -227,7 +227,8 @@ def _place_experts(draft: Draft, placement: object) -> str:
         draft.need("torch.distributed.fsdp._fully_shard._fsdp_common", name)
     draft.need("torch.distributed.device_mesh", "init_device_mesh")
     draft.mixes_tensors = True
-    own = "{each for layer in model.modules() if isinstance(layer, Experts) for each in layer.experts.parameters()}"
+    # Layers with other options have a class of their own, such as `Experts2`.
+    own = '{each for layer in model.modules() if hasattr(layer, "experts") for each in layer.experts.parameters()}'
     draft.add(
         LoopPosition.WRAP,
         f"all_ranks = FSDPMeshInfo(init_device_mesh(mesh.device_type, ({draft.scenario.layout.mesh.num_ranks},)), 0)",
