@@ -22,7 +22,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_ties,
 )
 from equivcheck.layouts.parallelisms.fsdp1.known import replicas_of_one_shard
-from equivcheck.layouts.parallelisms.pipeline.views import ends_in_view, without_view
+from equivcheck.layouts.parallelisms.pipeline.views import ends_in_view, ends_of_middle_stages_in_view, without_view
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -175,6 +175,15 @@ def no_views(scenario: Scenario) -> Scenario:
         for index, layer in enumerate(model.layers)
     )
     return replace(scenario, training=with_model(scenario.training, layers=tuple(layers)))
+
+
+@_workaround
+def no_views_of_middle_stages(scenario: Scenario) -> Scenario:
+    """Change each pipeline stage between the first and the last that returns a view, so that it returns a new tensor."""
+    training, layouts = scenario.training, (layout for layout in scenario.layouts if layout.has(Pipeline))
+    ends = {index for layout in layouts for index in ends_of_middle_stages_in_view(training.model, layout)}
+    changed = each_layer(training, lambda index, layer: without_view(layer) if index in ends else layer)
+    return replace(scenario, training=changed)
 
 
 @_in_training
