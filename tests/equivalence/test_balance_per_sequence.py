@@ -104,6 +104,7 @@ OTHERS = {
     "averaged explicitly": a_scenario(LocalDataParallel(), dp=2),
     "over experts": a_scenario(ExpertParallel(), DDP(), dp=2, ep=2),
     "over positions": a_scenario(POSITIONS, DDP(), dp=2, cp=2),
+    "rows before positions": a_scenario(DDP(), POSITIONS, dp=2, cp=2),
     "within experts": a_scenario(LocalTensorParallel(plan=WITHIN), FSDP2(), dp=2, tp=2),
     "tensor parallel": a_scenario(TensorParallel(plan=BESIDE), FSDP2(), dp=2, tp=2),
     "spmd": _of_dtensors(a_scenario(SPMD(), dp=2, loss=Loss.LINEAR_SUM)),
@@ -123,6 +124,7 @@ PIPELINES = {
     "sharded stages": a_scenario(ZBV, SHARDED_STAGES, microbatches=EQUAL, dp=2, pp=2),
     "stages over experts": a_scenario(ExpertParallel(), ZBV, pp=2, ep=2),
     "stages within experts": a_scenario(LocalTensorParallel(plan=WITHIN), ZBV, pp=2, tp=2),
+    "stages of DTensors": a_scenario(TensorParallel(plan=BESIDE), replace(GPIPE, sends_dtensors=True), pp=2, tp=2),
     "three axes": a_scenario(ExpertParallel(), GPIPE, LocalDataParallel(), dp=2, pp=2, ep=2),
 }
 LAYOUTS = {**OTHERS, **PIPELINES}
@@ -237,8 +239,8 @@ def test_a_wrong_loss_is_explained(name: str) -> None:
     assert words in verdict.diagnosis.sentence
 
 
-SCRIPTS = ("ddp", "replicas of shards", "over experts", "over positions", "within experts", "spmd")
-WRITTEN_IN_EACH_RUN = ("over positions",)
+SCRIPTS = ("ddp", "replicas of shards", "over experts", "over positions", "rows before positions", "within experts", "spmd")
+WRITTEN_IN_EACH_RUN = ("rows before positions",)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from equivcheck.layouts.base.expected_calls.shared import AXES
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.loop import part_of_step
@@ -48,10 +50,10 @@ def add_counts(draft: Draft) -> None:
     groups = _groups(draft)
     if groups:
         draft.before_wrap.append("counting_groups = []  # ranks with different parts of a microbatch")
-        draft.add(LoopPosition.WRAP, *(f"counting_groups.append({group})" for group in groups))
+        draft.add(LoopPosition.WRAP, *(f"counting_groups.append({group})" for group in groups.values()))
     given = "counting_groups" if groups else "()"
     if training.model.balances:
-        draft.definitions.append([line.replace("{groups}", _summed_over(draft)) for line in _BALANCE_LOSS])
+        draft.definitions.append([line.replace("{groups}", _summed_over(draft, list(groups))) for line in _BALANCE_LOSS])
         positions = f"inputs.shape[{training.data.batch_dim}]" + (f" * {training.model.length}" if training.model.length else "")
         draft.added = f"balance_loss(model, {given}, {positions}){part_of_step(draft)}"
     if training.model.has_router_bias:
@@ -61,26 +63,24 @@ def add_counts(draft: Draft) -> None:
         draft.counts_choices, draft.after_backward = True, [f"update_router_biases(model, {given})"]
 
 
-def _summed_over(draft: Draft) -> str:
-    """Return an expression for the groups over which a layer sums its counts, in the list ``groups``.
+def _summed_over(draft: Draft, axes: Sequence[str]) -> str:
+    """Return an expression for the groups over which a layer sums its counts, in the list ``groups``, one for each of `axes`.
 
-    A layer that counts in each sequence sums over context-parallel ranks only. They come first, because context parallelism is
-    applied before data parallelism.
+    A layer that counts in each sequence sums over context-parallel ranks only.
     """
-    layers, layout = draft.scenario.training.model.layers, draft.scenario.layout
-    if not any(layer.balance_per_sequence for layer in layers):
+    if not any(layer.balance_per_sequence for layer in draft.scenario.training.model.layers):
         return "groups"
-    splits = layout.mesh.size(CP) > 1
-    return f"groups if counts.ndim == 1 else {'groups[:1]' if splits else '()'}"
+    number = axes.index(CP) if CP in axes else None
+    return f"groups if counts.ndim == 1 else {'()' if number is None else f'groups[{number}:{number + 1}]'}"
 
 
-def _groups(draft: Draft) -> list[str]:
-    """Return expressions for the process groups over which ranks sum counts. DTensor reduces its own counts."""
-    layout, groups = draft.scenario.layout, []
+def _groups(draft: Draft) -> dict[str, str]:
+    """Return expressions for the process groups over which ranks sum counts, by mesh axis. DTensor reduces its own counts."""
+    layout, groups = draft.scenario.layout, dict[str, str]()
     for parallelism in layout.parallelisms:
         names = [name for name in layout.axes_of(parallelism) if name in AXES and layout.mesh.size(name) > 1]
         if not parallelism.propagates_placements:
             mesh = mesh_of(draft, parallelism) if names else ""
             several = len(layout.axes_of(parallelism)) > 1
-            groups += [f"{mesh}.get_group({repr_of(name) if several else ''})" for name in names]
+            groups |= {name: f"{mesh}.get_group({repr_of(name) if several else ''})" for name in names}
     return groups
