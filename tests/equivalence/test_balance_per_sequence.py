@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from equivcheck import check
+from equivcheck.campaign.shrinking.simpler import changes_for, simpler_by
 from equivcheck.diagnosis.explain import explained
 from equivcheck.layouts.base.script.draft import CannotExport
 from equivcheck.layouts.composition.limits import repair_training, why_unsupported
@@ -217,6 +218,13 @@ def test_what_stages_cannot_count_has_a_reason(scenario: Scenario, words: str) -
     assert words in (why_unsupported(scenario) or "")
     repaired = replace(scenario, training=repair_training(scenario.training, scenario.layout))
     assert why_unsupported(repaired) is None
+
+
+def test_a_finding_in_stages_shrinks_to_experts_without_it() -> None:
+    """Both fields change at once, because stages have no other form of the loss, and this form needs a coefficient."""
+    scenario, plain = PIPELINES["gpipe"], LAYERS[0].with_fields(balance=0.0, balance_per_sequence=False)
+    simpler = [other for kind in changes_for(scenario) for other in simpler_by(kind, scenario)]
+    assert any(plain in other.training.model.layers for other in simpler)
 
 
 EXPLAINED = {

@@ -47,6 +47,7 @@ _LESS_WITHIN: tuple[dict[str, Any], ...] = (
     *({"head_dim": width} for width in _WIDTHS),
     *({"num_experts": count} for count in _WIDTHS),
     {"top_k": 1, "normalised": False},
+    {"balance": 0.0, "balance_per_sequence": False},
     {"rank": 1},
 )
 """Values to try inside layers other than linear layers."""
