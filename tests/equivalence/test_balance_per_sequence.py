@@ -247,6 +247,23 @@ def test_a_wrong_loss_is_explained(name: str) -> None:
     assert words in verdict.diagnosis.sentence
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("balance_of_own_rows", "the load-balancing loss of `layers.0` uses each rank's own expert counts"),
+        ("choices_of_earlier_microbatches_counted", "use expert counts since the step began"),
+    ],
+)
+def test_a_wrong_loss_next_to_one_for_each_sequence_is_explained(name: str, words: str) -> None:
+    """The sentence names only the layer whose counts depend on a full microbatch."""
+    scenario, plant = a_scenario(DDP(), dp=2), mutant(name).plant
+    layers = (replace(LAYERS[0], balance_per_sequence=False), *LAYERS[1:])
+    scenario = replace(scenario, training=replace(scenario.training, model=replace(scenario.training.model, layers=layers)))
+    verdict = explained(check(scenario, alter=plant), alter=plant)
+    assert verdict.diagnosis is not None, verdict.describe()
+    assert words in verdict.diagnosis.sentence
+
+
 SCRIPTS = ("ddp", "replicas of shards", "over experts", "over positions", "rows before positions", "within experts", "spmd")
 WRITTEN_IN_EACH_RUN = ("rows before positions",)
 

@@ -13,7 +13,7 @@ from equivcheck.layouts.base.expected_calls.shared import AXES
 from equivcheck.layouts.parallelisms.pipeline.balance import StageBalance
 from equivcheck.layouts.parallelisms.pipeline.schedules import pipe_of
 from equivcheck.layouts.parallelisms.pipeline.stages import balanced_before_last_stage, num_stages
-from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, experts_in, experts_of, has_experts
+from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, experts_of, has_experts
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_microbatches, is_eager, layouts_with, wraps_the_model
 from equivcheck.mutants.rank import axis_names, mesh_of, num_microbatches, size_of
@@ -31,7 +31,7 @@ from equivcheck.scenario import (
     Scenario,
 )
 from equivcheck.scenario.mesh import CP
-from equivcheck.training.balance import Counts, counts_of_microbatch
+from equivcheck.training.balance import Counts, counts_of_microbatch, is_per_sequence
 from equivcheck.training.layers.experts.module import Router
 from equivcheck.training.layers.module import RoutingLoad
 from equivcheck.training.material import Batch
@@ -153,13 +153,9 @@ def balance_without_gradient(setup: Setup) -> None:
         _change(module.router, lambda load: load._replace(shares=load.shares.detach()))
 
 
-def _balances_no_sequence(scenario: Scenario) -> bool:
-    return not any(map(_balances_sequences, experts_in(scenario)))
-
-
 @fault(
     layouts=PLAIN_ROUTERS,
-    applies=all_of(has_experts(_balances), _balances_no_sequence, has_microbatches),
+    applies=all_of(has_experts(_balances_microbatches), has_microbatches),
     causes=CAUSES,
     minimum=ONE_RANK,
 )
@@ -169,7 +165,8 @@ def choices_of_earlier_microbatches_counted(setup: Setup) -> None:
 
     def full_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
         found = inner(model, counts, batch, index)
-        kept[:] = [before + each for before, each in zip(kept, found, strict=True)] if kept else list(found)
+        before = kept or [torch.zeros_like(each) for each in found]
+        kept[:] = [each if is_per_sequence(each) else old + each for old, each in zip(before, found, strict=True)]
         return list(kept)
 
     setup.full_counts = full_counts

@@ -33,16 +33,17 @@ Wrong = Callable[[LoadOf, torch.Tensor, torch.Tensor], RoutingLoad]
 
 def wrong_balances(diverged: DivergedRun) -> Iterator[Mistake]:
     """Yield mistakes in the load-balancing loss. Each is tried in all layers with such a loss, then in each layer alone."""
-    if diverged.rounding is not None:
+    if diverged.rounding is not None or not diverged.training.model.balances:
         return
     yield from _of_earlier_stages(diverged)
+    yield from _of_own_counts(diverged)
     for layers in choices(diverged, _balances):
-        for words, wrong in _ways(diverged, layers):
+        for words, wrong in _ways(diverged):
             sentence = f"the load-balancing loss of {layers_by_name(layers)} {words}"
             change = changing_layers(layers, ExpertsModule, partial(_changed, wrong=wrong))
             yield on_one_device(Cause.EXPERT_BALANCE, sentence, change)
     yield from _of_sequences(diverged)
-    if _counts_microbatches_only(diverged) and len(diverged.training.data.microbatches) > 1:
+    if diverged.training.model.balances_microbatches and len(diverged.training.data.microbatches) > 1:
         words = "load-balancing losses use expert counts since the step began, not of one microbatch"
         yield on_one_device(Cause.EXPERT_BALANCE, words, _counting_on)
 
@@ -55,9 +56,22 @@ def _balances_sequences(layer: Experts) -> bool:
     return layer.balance_per_sequence
 
 
-def _counts_microbatches_only(diverged: DivergedRun) -> bool:
-    """Whether all load-balancing losses depend on all rows of a microbatch, so that their counts have equal shapes."""
-    return diverged.training.model.balances and not any(layer.balance_per_sequence for layer in diverged.training.model.layers)
+def _balances_microbatches(layer: Experts) -> bool:
+    return layer.balance > 0 and not layer.balance_per_sequence
+
+
+def _of_own_counts(diverged: DivergedRun) -> Iterator[Mistake]:
+    """Yield mistakes in which ranks do not sum counts. Counts in single sequences are summed over context-parallel ranks only."""
+    for axes in axis_combinations((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
+        words = f"uses each rank's own expert counts, not their sum over {diverged.ranks_text(axes)}"
+        wrong = partial(_by_parts, parts_of=_parts(diverged, axes))
+        for layers in choices(diverged, _balances if CP in axes else _balances_microbatches):
+            if axes != (CP,) and all(diverged.training.model.layers[layer].balance_per_sequence for layer in layers):
+                continue
+            sentence = f"the load-balancing loss of {layers_by_name(layers)} {words}"
+            yield on_one_device(
+                Cause.EXPERT_BALANCE, sentence, changing_layers(layers, ExpertsModule, partial(_changed, wrong=wrong))
+            )
 
 
 def _of_earlier_stages(diverged: DivergedRun) -> Iterator[Mistake]:
@@ -84,15 +98,7 @@ def _over_microbatch(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor
     return load._replace(counts=load.counts.sum(0), shares=load.shares.sum(0))
 
 
-def _ways(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[tuple[str, Wrong]]:
-    counts_rows = not all(diverged.training.model.layers[layer].balance_per_sequence for layer in layers)
-    data_axes = diverged.data_axes if counts_rows else ()
-    for axes in axis_combinations((*data_axes, *((CP,) if sequence_shards(diverged) else ()))):
-        where = diverged.ranks_text(axes)
-        yield (
-            f"uses each rank's own expert counts, not their sum over {where}",
-            partial(_by_parts, parts_of=_parts(diverged, axes)),
-        )
+def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
     yield "has no gradient", _detached
     yield "is added twice", partial(_times, factor=2)
     for number, words in ((number, words) for number, words in diverged.counts.items() if number > 1):
@@ -166,7 +172,8 @@ def _counting_on(setup: Setup) -> None:
 
     def full_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
         found = inner(model, counts, batch, index)
-        kept[:] = [before + each for before, each in zip(kept, found, strict=True)] if kept else list(found)
+        before = kept or [torch.zeros_like(each) for each in found]
+        kept[:] = [each if is_per_sequence(each) else old + each for old, each in zip(before, found, strict=True)]
         return list(kept)
 
     setup.full_counts = full_counts
