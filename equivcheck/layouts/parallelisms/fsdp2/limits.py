@@ -7,12 +7,7 @@ from dataclasses import replace
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.dtensor_values import LIMITS_OF_DTENSOR_VALUES
 from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
-from equivcheck.layouts.base.limits.optimizers import (
-    DTENSOR_OPTIMIZERS,
-    WHOLE_PARAMETERS,
-    is_distributed_muon,
-    with_elementwise_optimizer,
-)
+from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.base.limits.repairs import (
     has_frozen,
     has_shares,
@@ -134,23 +129,14 @@ def _has_two_meshes(training: Training, layout: Layout) -> bool:
     return has_experts and has_expert_groups(parallelism_of(layout, FSDP2), layout)
 
 
-PARAMETERS_ON_TWO_MESHES = (
-    UpstreamLimit(
-        reason="fully_shard: experts on a mesh of their own with foreach ASGD are not supported: it refuses DTensors of two "
-        "meshes",
-        applies=lambda training, layout: (
-            isinstance(training.optimizer, ASGD)
-            and training.optimizer.implementation is not Implementation.FOR_LOOP
-            and _has_two_meshes(training, layout)
-        ),
-        repair=with_loop,
+ASGD_ON_TWO_MESHES = UpstreamLimit(
+    reason="fully_shard: experts on a mesh of their own with foreach ASGD are not supported: it refuses DTensors of two meshes",
+    applies=lambda training, layout: (
+        isinstance(training.optimizer, ASGD)
+        and training.optimizer.implementation is not Implementation.FOR_LOOP
+        and _has_two_meshes(training, layout)
     ),
-    Limit(
-        reason="fully_shard: experts on a mesh of their own with distributed Muon are not supported: the owner of a matrix "
-        "gathers shards along one mesh axis",
-        applies=lambda training, layout: is_distributed_muon(training, layout) and _has_two_meshes(training, layout),
-        repair=with_elementwise_optimizer,
-    ),
+    repair=with_loop,
 )
 
 CAST_WITH_THEIR_INPUTS = Limit(
@@ -198,7 +184,7 @@ LIMITS: tuple[Limit, ...] = (
     ONE_UNIT_FOR_TIED_HEAD,
     *NOTHING_REDUCED,
     EVEN_LAST_DIMS,
-    *PARAMETERS_ON_TWO_MESHES,
+    ASGD_ON_TWO_MESHES,
     CAST_WITH_THEIR_INPUTS,
     NORMS_IN_FLOAT32,
     *map(_with_mesh_dims, LIMITS_OF_DTENSOR_VALUES),
