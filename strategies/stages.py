@@ -41,7 +41,7 @@ _FREQUENT_IN_PIPELINES = (
     "split_backward_of_shared_weight",
     "split_backward_of_view",
 )
-"""Known issues that together end up to a tenth of a pipeline layout's checks."""
+"""Known issues that together stop as many as a tenth of a pipeline layout's checks."""
 
 
 def needs_stages(layout: Layout) -> bool:

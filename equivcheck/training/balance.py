@@ -1,6 +1,6 @@
-"""Load-balancing loss for layers that route positions to units, such as experts.
+"""Load-balancing loss for layers that route positions to experts.
 
-The fraction of positions routed to each unit is taken over a whole microbatch, because a part would give another loss. The rest
+The fraction of positions routed to each expert is taken over a whole microbatch, because a part would give another loss. The rest
 is a mean over rows, so a rank has its partial sum. A layer may take the fraction over each sequence instead. Its loss is a mean
 over rows, and only ranks with other positions of the same sequences sum counts.
 """
@@ -17,9 +17,9 @@ from equivcheck.training.material import Batch
 from equivcheck.training.model import MLP
 
 Counts = Sequence[torch.Tensor]
-"""For each layer with a load-balancing loss, the number of positions routed to each unit.
+"""For each layer with a load-balancing loss, the number of positions routed to each expert.
 
-The shape is (units,), or (rows, units) if the layer counts in each sequence.
+The shape is (experts,), or (rows, experts) if the layer counts in each sequence.
 """
 
 

@@ -60,7 +60,7 @@ def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
 
 
 def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return a mesh of one axis with all ranks in a mesh, which has all ranks of the world. It is cached on `mesh`."""
+    """Return a 1-D mesh of all ranks, cached on `mesh`. `mesh` must have all ranks of the world, too."""
     from torch.distributed.device_mesh import init_device_mesh
 
     kept: dict[str, DeviceMesh] = vars(mesh)

@@ -210,7 +210,7 @@ def test_stages_send_nothing_for_it() -> None:
     ("scenario", "words"),
     [
         (a_scenario(POSITIONS, GPIPE, cp=2, pp=2), "the loss of a sequence depends on the positions of other ranks"),
-        (a_scenario(Pipeline(num_chunks=3, presplit=True), pp=2), "experts that padded rows choose would count"),
+        (a_scenario(Pipeline(num_chunks=3, presplit=True), pp=2), "padding rows would count for the experts"),
     ],
 )
 def test_what_stages_cannot_count_has_a_reason(scenario: Scenario, words: str) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@seconds_option("Seconds for generating, and for --legal if given.", required=True)
+@seconds_option("Total seconds, without starting up.", required=True)
 @seed_option()
 @layouts_option
 @click.option("--programs", is_flag=True, help="Measure tensor programs: operations, placements and DTensor rules.")
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "--legal",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=output_file,
-    help="Also construct scenarios for other pairs, in half of the time, and add all legal pairs to this file.",
+    help="Also construct scenarios for pairs that were not drawn, in half of the time, and add all legal pairs to this file.",
 )
 @json_option
 def coverage(  # noqa: PLR0913, PLR0917 - options
@@ -116,7 +116,7 @@ def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode
 
 
 def write_legal(examples: Examples, file: Path, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
-    """Write the table of legal feature pairs to `file`, after trying other pairs for at most `plan.seconds`.
+    """Write the table of legal feature pairs to `file`, after constructing scenarios for at most `plan.seconds`.
 
     A pair that was never drawn is also legal if a supported scenario with both features can be made from the drawn ones. Such
     pairs are tried in random order, because time may end before all are tried.

@@ -255,7 +255,7 @@ class FSDP2(Parallelism):
     Not with `shard_last_dim`.
     """
     experts_on_all_ranks: bool = False
-    """Whether experts' parameters are sharded over replicas, too, by a mesh of their own (`ShardPlacementResult`).
+    """Whether experts are also sharded over `dp_replicate`, on a mesh of all ranks (`ShardPlacementResult`).
 
     Their gradients are then reduced by one reduce-scatter over all ranks. Without replicas or experts it has no effect."""
     ignore_frozen: bool = False

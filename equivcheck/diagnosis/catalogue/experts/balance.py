@@ -61,7 +61,7 @@ def _balances_microbatches(layer: Experts) -> bool:
 
 
 def _of_own_counts(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield mistakes in which ranks do not sum counts. Counts in single sequences are summed over context-parallel ranks only."""
+    """Yield mistakes: some ranks do not sum counts. Only context-parallel ranks sum counts in single sequences."""
     for axes in axis_combinations((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
         words = f"uses each rank's own expert counts, not their sum over {diverged.ranks_text(axes)}"
         wrong = partial(_by_parts, parts_of=_parts(diverged, axes))

@@ -22,10 +22,10 @@ class Unpredicted:
     ops: frozenset[str] | None = None
     """Unpredicted operations (`Call.op`), if others are predicted. None if no operation is predicted."""
     axes: Callable[[Layout], Collection[str]] | None = None
-    """Returns the mesh axes of process groups in which `ops` are not predicted. None if they are predicted in no group."""
+    """Returns the mesh axes along which `ops` are not predicted. None if they are unpredicted along all axes."""
 
     def leaves_out(self, key: Key, layout: Layout) -> bool:
-        """Whether calls with this key are not predicted. Axes with one rank have no name, so groups of one rank count always."""
+        """Whether calls with this key are unpredicted. Keys do not name axes of one rank, so along these all `ops` are."""
         _, _, op, group = key
         is_along = self.axes is None or not group or not set(self.axes(layout)).isdisjoint(group.split(TIMES))
         return self.ops is None or (op in self.ops and is_along)

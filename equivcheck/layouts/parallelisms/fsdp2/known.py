@@ -171,7 +171,7 @@ def reshards_last_dims(scenario: Scenario) -> bool:
 
 @show
 def divided_once_more(scenario: Scenario, divergence: Divergence) -> bool:
-    """Whether the divergent gradient has one shard, and is the expected one divided by the divide factor a second time."""
+    """Whether the divergent gradient has only one shard, and was divided by the divide factor twice."""
     layout, expected, actual = scenario.layout, float(divergence.expected), float(divergence.actual)
     found = [each for each in parameters_of(scenario.training.model) if each.full_name == divergence.tensor]
     return any(

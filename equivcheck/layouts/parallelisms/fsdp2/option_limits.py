@@ -184,8 +184,8 @@ EXPERT_MESH = (
         torch="<2.12",
     ),
     LayoutLimit(
-        reason="fully_shard together with another parallelism: experts on a mesh of their own are not supported: that mesh has "
-        "all ranks, and along the axes of other parallelisms ranks have other experts, layers or positions",
+        reason="fully_shard together with another parallelism: experts on a mesh of all ranks are not supported: along the "
+        "axes of the other parallelism, ranks have different experts, layers or positions",
         applies=lambda layout: _has_expert_mesh(layout) and len(layout.parallelisms) > 1,
         repair=_without_expert_mesh,
     ),
@@ -202,8 +202,8 @@ EXPERT_MESH = (
         repair=_without_expert_mesh,
     ),
     LayoutLimit(
-        reason="fully_shard: experts on a mesh of their own with mixed precision are not supported: their gradients are summed "
-        "over all ranks at once, and the single-device run rounds all gradients like sums over shards and then replicas",
+        reason="fully_shard: experts on a mesh of their own with mixed precision are not supported: their gradients are reduced "
+        "in one step, but the single-device run rounds all gradients as in HSDP, first over shards, then over replicas",
         applies=lambda layout: _has_expert_mesh(layout) and parallelism_of(layout, FSDP2).mixed_precision is not None,
         repair=_without_expert_mesh,
     ),

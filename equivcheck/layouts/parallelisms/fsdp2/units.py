@@ -28,7 +28,7 @@ class Unit:
     is_head: bool = False
     """Whether the unit has only the head."""
     is_embedding: bool = False
-    """Whether the unit has only the token embedding, which backward does not gather."""
+    """Whether the unit has only the token embedding, which backward does not gather (`set_unshard_in_backward(False)`)."""
     group: int = 0
     """Index among the parameter groups of the same modules. Each group is gathered and reduced separately."""
     num_groups: int = 1

@@ -43,7 +43,7 @@ class StageBalance:
     setup: Setup
     """This rank's setup."""
     scale: float
-    """Factor on gradients, which the schedule divides by it afterwards."""
+    """Factor on the loss's gradient, so that `scale_grads` can divide by it afterwards."""
     last: torch.Tensor | None = None
     """Loss in the last forward, which may have been one that infers shapes."""
     total: float = 0.0
@@ -61,7 +61,7 @@ class StageBalance:
         return added
 
     def _num_positions(self, step: int) -> int:
-        """Return this rank's positions in a step. A step's loss is the sum over chunks, averaged over ranks with other rows."""
+        """Return this rank's positions in a step. A step's loss is summed over chunks and averaged over data-parallel ranks."""
         training, layout = self.setup.training, self.setup.layout
         assert layout is not None, "a layout is applied"
         return training.rows_at(step) * (training.model.length or 1) // layout.num_data_ranks

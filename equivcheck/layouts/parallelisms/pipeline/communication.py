@@ -169,8 +169,8 @@ PIPELINE_COMMUNICATION = CommunicationModel(
             ops=frozenset(("all_gather", "reduce_scatter.avg", "reduce_scatter.sum")),
         ),
         Unpredicted(
-            reason="pipeline: collectives along the axes of layers inside stages are not predicted: each chunk communicates, and "
-            "so do passes that infer shapes",
+            reason="pipeline: collectives of tensor, context or expert parallelism inside stages are not predicted: each chunk "
+            "calls them, and so do passes that infer shapes",
             applies=lambda _training, layout: bool(_axes_inside(layout)),
             ops=_OF_LAYERS,
             axes=_axes_inside,

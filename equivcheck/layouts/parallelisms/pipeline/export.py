@@ -33,7 +33,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
     if any(each.loss_parallel for each in layout.of(TensorParallel)):
         raise refuse("TensorParallel.loss_parallel in a pipeline", "a loss of DTensors takes too much code for a short script")
     if training.model.balances:
-        raise refuse("Experts.balance in a pipeline", "the loss that each stage adds to its activations takes too much code")
+        raise refuse("Experts.balance in a pipeline", "each stage starts backward of its own loss, which takes too much code")
     ranks = layout.mesh.size(PP)
     draft.has_parts = any(each.reduces_each_module for each in layout.parallelisms)
     draft.need("torch.distributed.pipelining", "PipelineStage")

@@ -64,7 +64,7 @@ def stage_class(draft: Draft) -> list[str]:
         "class Stage(nn.Module):",
         '    """Consecutive layers of a model."""',
         "",
-        *(["    step = 0  # no argument: before torch 2.13, schedules pass only tensors", ""] if "step" in extras else []),
+        *(["    step = 0  # no argument: before torch 2.13, schedules pass tensors by default", ""] if "step" in extras else []),
         *indent_lines(block("def __init__(self, model: nn.Module, indices: range) -> None:", made)),
         "",
         *indent_lines(block(f"def forward(self, values{', **masks' if 'masks' in extras else ''}):", body)),

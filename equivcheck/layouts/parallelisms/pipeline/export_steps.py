@@ -116,7 +116,7 @@ def clip_function(draft: Draft, clipping: ClipNorm, counted: str) -> list[str]:
         ]
     return [
         *head,
-        '    """Clip by the norm over the parameters on all ranks, and return it."""',
+        '    """Clip by the norm over the parameters of all stages, and return it."""',
         *indent_lines(gradients),
         f"    norm = {norm}.to(parameters[0].dtype)",
         *indent_lines(across),

@@ -111,7 +111,7 @@ def _with_at_least(training: Training, rows: int) -> Training:
 
 NO_CHOICES_OF_PADDING = Limit(
     reason="pipeline: a router's bias or a load-balancing loss with presplit chunks of unlike size is not supported: "
-    "experts that padded rows choose would count",
+    "padding rows would count for the experts that they choose",
     applies=lambda training, layout: (
         parallelism_of(layout, Pipeline).presplit
         and (training.model.has_router_bias or training.model.balances)
