@@ -39,6 +39,8 @@ def wrong_chunks(diverged: DivergedRun) -> Iterator[Mistake]:
     yield on_one_device(Cause.MICROBATCHES_SUMMED, words, partial(scaling_loss, factor=count))
     if not layout.has_equal_chunks(diverged.training.data.microbatches):
         yield from _uneven(layout.num_data_ranks, count, is_mean=diverged.training.loss.is_mean)
+    if diverged.training.model.balances or diverged.training.model.has_router_bias:
+        yield from _in_losses_only(diverged, count)
 
 
 def _without_chunk(ranks: ScenarioRanks, rank: RankCoordinate, batch: Batch, index: int, count: int) -> Batch:
@@ -60,6 +62,32 @@ def _uneven(data_ranks: int, count: int, *, is_mean: bool) -> Iterator[Mistake]:
     yield on_one_device(Cause.ROWS_REPEATED, words, partial(_computing_parts, split=split))
 
 
+def _in_losses_only(diverged: DivergedRun, count: int) -> Iterator[Mistake]:
+    """Yield mistakes with wrong weights of losses, while load-balancing losses and router biases count every position.
+
+    Stages add load-balancing losses to their activations, so they do not depend on weights in the last stage.
+    """
+    training, data_ranks = diverged.training, diverged.layout.num_data_ranks
+    right = "load-balancing losses" if training.model.balances else "router biases"
+
+    def mistake(cause: Cause, words: str, split: Split) -> Mistake:
+        change = partial(_computing_parts, split=split, weighs_balance=False)
+        return on_one_device(cause, f"{words}, but {right} are right", change)
+
+    for index in range(count):
+        split = partial(_weighted, data_ranks=data_ranks, factors=[float(at != index) for at in range(count)])
+        yield mistake(Cause.MICROBATCH_LOST, f"the pipeline leaves out the loss of chunk {index} of each microbatch", split)
+    uneven = ", although they have different numbers of rows"
+    ways = (
+        (Cause.MICROBATCHES_SUMMED, "sums", ", rather than averaging them", count),
+        (Cause.MEAN_OF_MEANS, "averages", uneven, 1),
+    )
+    for cause, verb, more, total in ways if training.loss.is_mean else ():
+        words = f"the pipeline {verb} the losses of the {count} chunks of each microbatch{more}"
+        split = partial(_weighted_equally, data_ranks=data_ranks, count=count, total=float(total))
+        yield mistake(cause, words, split)
+
+
 def _chunks(rows: int, data_ranks: int, count: int) -> list[list[int]]:
     """Return the rows in each chunk, over all data-parallel ranks."""
     own = torch.arange(rows).reshape(data_ranks, -1).tensor_split(count, 1)
@@ -69,6 +97,11 @@ def _chunks(rows: int, data_ranks: int, count: int) -> list[list[int]]:
 def _weighted_equally(batch: Batch, *, data_ranks: int, count: int, total: float) -> Iterator[tuple[Batch, float]]:
     for chunk in _chunks(batch.rows, data_ranks, count):
         yield _select(batch, chunk), total * batch.rows / len(chunk) / count
+
+
+def _weighted(batch: Batch, *, data_ranks: int, factors: Sequence[float]) -> Iterator[tuple[Batch, float]]:
+    for chunk, factor in zip(_chunks(batch.rows, data_ranks, len(factors)), factors, strict=True):
+        yield _select(batch, chunk), factor
 
 
 def _padded(batch: Batch, *, data_ranks: int, count: int, is_mean: bool) -> Iterator[tuple[Batch, float]]:
@@ -86,14 +119,20 @@ def _select(batch: Batch, rows: list[int]) -> Batch:
     return replace(batch, inputs=inputs, targets=targets, masks=masks)
 
 
-def _computing_parts(setup: Setup, split: Split) -> None:
-    """Run forward and backward on parts of each microbatch."""
+def _computing_parts(setup: Setup, split: Split, *, weighs_balance: bool = True) -> None:
+    """Run forward and backward on parts of each microbatch, with weighted losses.
+
+    Without `weighs_balance`, load-balancing losses keep their right weights.
+    """
+    loss_of, own = setup.loss, [1.0]
+    setup.loss = lambda *given: loss_of(*given) * own[0]
 
     def compute(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
         total = 0.0
         for batch in microbatches:
             for part, weight in split(batch):
-                loss = microbatch_loss(setup, part, index, part.rows) * weight
+                own[0], added = (1.0, weight) if weighs_balance else (weight, 1.0)
+                loss = microbatch_loss(setup, part, index, part.rows) * added
                 backward(setup, loss)
                 total += scalar_value(loss)
         return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,12 +14,14 @@ from equivcheck.diagnosis.catalogue.counterfactual import Change, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, norm_of
 from equivcheck.diagnosis.mistake import Mistake, StepFacts
-from equivcheck.diagnosis.mistakes.clipping import wrong_clippings
+from equivcheck.diagnosis.mistakes.clipping import local_norm, wrong_clippings
 from equivcheck.diagnosis.words import gradients, tensors
 from equivcheck.layouts.base.rounding import EACH, ONCE, WhenReduced
+from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import ClipNorm, ClipValue
+from equivcheck.scenario import ClipNorm, ClipValue, Pipeline
+from equivcheck.scenario.mesh import PP
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.differences import Phase
 
@@ -44,6 +46,7 @@ def wrong_clippings_of_scenario(diverged: DivergedRun, facts: StepFacts) -> Iter
                 if mistake.cause is not Cause.NOT_CLIPPED:
                     yield _returning_total(mistake)
         yield from _norms_of_some_tensors(diverged, clipping)
+        yield from _norms_of_stages(diverged)
     if clipping is not None and diverged.has_own_rows:
         words = "each rank clips the gradients of its own rows before they are reduced"
         # Clipping again after one reduction would change nothing: the mean of clipped gradients is no larger.
@@ -66,6 +69,27 @@ def _returning_total(mistake: Mistake) -> Mistake:
         ranks.returns_total = True
 
     return replace(mistake, sentence=f"{mistake.sentence}, but the total norm is returned", change=change)
+
+
+def _norms_of_stages(diverged: DivergedRun) -> Iterator[Mistake]:
+    """Yield a mistake: each rank clips by the norm over its own stages. A weight of several stages counts on the first rank."""
+    for pipeline in diverged.layout.of(Pipeline):
+        shared = weights_of_several_ranks(diverged.training.model, pipeline, diverged.mesh.size(PP))
+        first_ranks = {weight.name: weight.first_rank for weight in shared if weight.trained}
+        if first_ranks:
+            words = "each rank clips by the norm over its own stages, and only the first rank with a shared weight counts it"
+            change = partial(_clip_stages, axes=[name for name in diverged.wide_axes if name != PP], first_ranks=first_ranks)
+            mistake = Mistake(Cause.LOCAL_NORM, words, change, scales_gradients=True)
+            yield from (mistake, _returning_total(mistake))
+
+
+def _clip_stages(ranks: EmulatedRanks, *, axes: Sequence[str], first_ranks: Mapping[str, int]) -> None:
+    def norm(rank: int, gradients: Gradients, kind: float) -> torch.Tensor:
+        place = ranks.coordinates[rank].indices[PP]
+        counted = {name: value for name, value in gradients.items() if first_ranks.get(name, place) == place}
+        return local_norm(ranks, rank, counted, kind, axes=axes)
+
+    ranks.norm = norm
 
 
 def _norms_of_some_tensors(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Mistake]:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice, product
 
 import torch
-from torch import nn
 
 from equivcheck.diagnosis.catalogue.counterfactual import Change, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.mistake import Mistake
-from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages
+from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Layer, Layout, Pipeline, PlannedParallelism
 from equivcheck.scenario.mesh import PP, TP
+from equivcheck.training.model import MLP
 from equivcheck.training.setup import Setup
 
 Reorder = Callable[[torch.Tensor], torch.Tensor]
 """Function to reorder an activation's shards."""
+Pair = tuple[int, int]
+"""Two pipeline stages."""
+MOST_SWAPS = 64
+"""Number of candidates with swapped stages on several ranks. Many stages on many ranks would have thousands."""
 
 
 def wrong_orders(diverged: DivergedRun) -> Iterator[Mistake]:
@@ -74,16 +78,43 @@ def _reordering(setup: Setup, layers: tuple[int, ...], reorder: Reorder, *, outp
 
 def _stages(diverged: DivergedRun, pipeline: Pipeline) -> Iterator[Mistake]:
     layers = layers_of_stages(pipeline, diverged.layout.mesh.size(PP), len(diverged.training.model.layers))
-    for one, other in combinations(range(len(layers)), 2):
+    pairs = [(pair,) for pair in combinations(range(len(layers)), 2)]
+    for swapped in (*pairs, *islice(_pairs_on_several_ranks(diverged, pipeline, layers), MOST_SWAPS)):
         order = list(layers)
-        order[one], order[other] = order[other], order[one]
-        words = f"stages {one} and {other} of the pipeline are swapped"
+        for one, other in swapped:
+            order[one], order[other] = order[other], order[one]
+        named = ", ".join(f"{one} and {other}" for one, other in swapped)
+        words = f"stages {named} of the pipeline are swapped"
         yield _everywhere(diverged, words, partial(_reorder_layers, order=[layer for stage in order for layer in stage]))
 
 
+def _pairs_on_several_ranks(diverged: DivergedRun, pipeline: Pipeline, layers: Sequence[range]) -> Iterator[Sequence[Pair]]:
+    """Yield pairs of stages that get and return equally many features: one pair on each of several ranks."""
+    model, ranks = diverged.training.model, diverged.layout.mesh.size(PP)
+
+    def features(stage: int) -> tuple[int, int]:
+        return model.in_features(layers[stage].start), model.in_features(layers[stage].stop)
+
+    choices: list[list[Pair | None]] = []
+    for rank in range(ranks):
+        pairs = combinations(stages_of_rank(pipeline, rank, ranks), 2)
+        choices.append([*(pair for pair in pairs if features(pair[0]) == features(pair[1])), None])
+    for chosen in product(*choices):
+        swapped = [pair for pair in chosen if pair is not None]
+        if len(swapped) > 1:
+            yield swapped
+
+
 def _reorder_layers(setup: Setup, order: list[int]) -> None:
-    """Let each layer compute another layer's forward; parameter names stay."""
-    blocks: list[nn.Module] = list(setup.model.get_submodule("layers").children())
+    """Let each layer compute another layer's forward, with this layer's dropout mask; parameter names stay."""
+    model = setup.model
+    assert isinstance(model, MLP), "the model is a stack"
+    blocks, through = list(model.layers), model.through_layers
     forwards = [block.forward for block in blocks]
     for block, source in zip(blocks, order, strict=True):
         block.forward = forwards[source]
+
+    def through_layers(inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
+        return through(inputs, tuple(masks[source] for source in order), step)
+
+    model.through_layers = through_layers  # type: ignore[method-assign]

@@ -75,7 +75,7 @@ def _over_some_axes(diverged: Evidence) -> Iterator[Mistake]:
         kept = tuple(name for name in diverged.wide_axes if name not in lacking)
         words = f"the total norm is reduced over {diverged.ranks_text(kept)} only"
         words = words if kept else "each rank clips by its local norm, over the elements that it holds"
-        yield _by(Cause.LOCAL_NORM, words, partial(_local, axes=kept))
+        yield _by(Cause.LOCAL_NORM, words, partial(local_norm, axes=kept))
     for holder in sorted({0, diverged.num_ranks - 1}) if subsets else ():
         words = f"all ranks clip by the norm over the elements that rank {holder} holds"
         yield _by(Cause.LOCAL_NORM, words, partial(_on_rank, holder=holder))
@@ -95,7 +95,8 @@ def _held(ranks: EmulatedRanks, gradients: Gradients, holders: Sequence[int]) ->
     return [value[ranks.held.by(name, *holders)] for name, value in gradients.items()]
 
 
-def _local(ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, *, axes: Sequence[str]) -> torch.Tensor:
+def local_norm(ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, *, axes: Sequence[str]) -> torch.Tensor:
+    """Return the norm over the elements that a rank and its peers along some axes hold."""
     return norm_of(_held(ranks, gradients, ranks.peers(rank, axes)), kind)
 
 

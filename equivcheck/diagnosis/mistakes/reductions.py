@@ -18,7 +18,7 @@ from equivcheck.diagnosis.words import count_description, gradients, name_ranks,
 from equivcheck.layouts.base.rounding import WHOLE
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Difference, Phase
 
 Wrong = Callable[[EmulatedRanks, list[Gradients]], list[Gradients]]
 """Function to get each rank's gradients, from the gradients on all ranks."""
@@ -36,7 +36,7 @@ def wrong_reductions(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     for span, masks in product(spans(diverged), suspects(diverged)):
         what = subject(diverged, masks)
         ways = (*_over_some_axes(diverged), *_over_groups(diverged), *_from_one_rank(diverged)) if diverged.has_own_rows else ()
-        for cause, words, wrong in ways:
+        for cause, words, wrong in (*ways, *(_on_places(diverged) if ways and masks is None else ())):
             yield Mistake(cause, f"{what} {words}{span.words}", reduce_by(wrong, masks, span), own_rows=True)
         lost = (Cause.GRADIENT_LOST, "zero", 0.0)
         yield from _multiplied(diverged, masks, span, [lost, *_numbers_of_ranks(diverged, facts, same_rows=False)], facts)
@@ -210,16 +210,31 @@ def _from_one_rank(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
         yield Cause.NOT_REDUCED, words, partial(_copied, source=source)
     for source in range(diverged.num_ranks):
         words = f"left unreduced on rank {source} only: it keeps the gradient of its own rows"
-        yield Cause.NOT_REDUCED, words, partial(_kept_on, source=source)
+        yield Cause.NOT_REDUCED, words, partial(_kept_on, sources=[source])
 
 
 def _copied(_ranks: EmulatedRanks, all_: list[Gradients], *, source: int) -> list[Gradients]:
     return [all_[source]] * len(all_)
 
 
-def _kept_on(ranks: EmulatedRanks, all_: list[Gradients], *, source: int) -> list[Gradients]:
+def _kept_on(ranks: EmulatedRanks, all_: list[Gradients], *, sources: Sequence[int]) -> list[Gradients]:
     right = ranks.mean(all_, 0, 0)
-    return [all_[rank] if rank == source else right[rank] for rank in range(len(all_))]
+    return [all_[rank] if rank in sources else right[rank] for rank in range(len(all_))]
+
+
+def _on_places(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
+    """Yield reductions that are missing on ranks at some places of an axis whose ranks have the same rows, such as one stage.
+
+    Yields none if ranks agree on all values, because each would keep the gradient of its own rows.
+    """
+    if all(found.difference is not Difference.RANKS_DISAGREE for found in diverged.divergences):
+        return
+    for axis in diverged.same_row_axes:
+        size = diverged.size((axis,))
+        for places in dict.fromkeys(chosen for at in range(size) for chosen in ((at,), tuple({*range(size)} - {at}))):
+            ranks = [each.rank for each in diverged.coordinates if each.indices[axis] in places]
+            words = f"left unreduced over {diverged.ranks_text(diverged.data_axes)} on {name_ranks(ranks)} only"
+            yield Cause.NOT_REDUCED, f"{words}: they keep the gradients of their own rows", partial(_kept_on, sources=ranks)
 
 
 def _numbers_of_ranks(diverged: Evidence, facts: StepFacts, *, same_rows: bool) -> Iterator[Factor]:

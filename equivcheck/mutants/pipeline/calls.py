@@ -9,6 +9,7 @@ import torch
 
 from equivcheck.layouts.base.gradients_by_hand import sum_gradients
 from equivcheck.layouts.base.limits.limit import parallelism_of
+from equivcheck.layouts.parallelisms.pipeline.balance import add_balance
 from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe, pipe_of
 from equivcheck.layouts.parallelisms.pipeline.stages import defers_reduction, has_weight_of_two_stages
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
@@ -124,6 +125,7 @@ def pipeline_scales_each_call(setup: Setup) -> None:
     pipe = pipe_of(setup)
     if pipe is not None:
         pipe.parallelism = replace(pipe.parallelism, scale_grads=True)
+        add_balance(setup, pipe.parallelism, [*pipe.modules.values()])
 
 
 class _SumsCalls(Pipe):
