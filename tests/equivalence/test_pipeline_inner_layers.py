@@ -123,7 +123,7 @@ def test_spread_layers_in_stages_equal_one_device(inner: str, name: str) -> None
     require_supported(scenario)
     verdict = check(scenario)
     verdict.assert_equivalent()
-    assert "each chunk communicates" in verdict.unmodelled
+    assert "each chunk calls them" in verdict.unmodelled
 
 
 def reduce_once_more(axis: str, setup: Setup) -> None:
@@ -147,6 +147,15 @@ def test_calls_along_other_axes_are_compared(inner: str) -> None:
             assert verdict.divergence.tensor.startswith(f"all_reduce.sum over {axis} ")
         else:
             verdict.assert_equivalent()
+
+
+def test_empty_shards_of_tied_weights_are_not_summed() -> None:
+    """With one feature on two ranks, the second tensor-parallel rank has an empty shard, so it calls no all-reduce."""
+    tied = Model(features=1, source=Tokens(vocabulary=5), length=3, layers=(Layer(width=1),) * 2, head=Head(tied=True))
+    plan = LocalTensorParallel(plan=(LayerPlan(split=Split.NOT_IN_PLAN),) * 2, source=Split.COLWISE, head=Split.ROWWISE)
+    scenario = clipped_scenario(tied, {"pp": 2, "tp": 2}, plan, Pipeline(), microbatches=(8,))
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
 
 
 @pytest.mark.parametrize("schedule", PipelineSchedule)

@@ -38,11 +38,11 @@ def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
         for _ in set(view.training.data.microbatches):
             ledger.note(0, "all_reduce.min", view.axes(PP), _FLAG_BYTES)
             ledger.note(0, "all_reduce.sum", view.axes(PP), rounds * _FLAG_BYTES, rounds)
-    # Each step sums each trained weight that has copies on several ranks.
+    # Each step sums each trained weight that has copies on several ranks, except empty shards.
     line, shapes = _line(view), {held.parameter.full_name: held.shape for held in view.held}
     for weight in _copied(view, pipeline):
-        if weight.trained:
-            num_bytes = math.prod(shapes[weight.name]) * view.item_bytes
+        num_bytes = math.prod(shapes[weight.name]) * view.item_bytes
+        if weight.trained and num_bytes:
             axes = axes_of(tuple(line[number] for number in weight.ranks), view.layout.mesh)
             for step in range(view.training.steps):
                 ledger.note(step, "all_reduce.sum", axes, num_bytes)
