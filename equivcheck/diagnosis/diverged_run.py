@@ -36,6 +36,13 @@ class DivergedRun(Evidence):
     """The scenario."""
     recorded: tuple[tuple[Settings, ...], ...]
     """Each rank's optimizer settings at each update, then after the last step. Empty if they could not be recorded."""
+    updated_by_rank: tuple[Collection[str], ...]
+    """Parameters updated by each rank, by name. Empty if no optimizer splits updates over ranks, or if this is unknown."""
+
+    @property
+    def updates(self) -> tuple[Collection[str], ...]:
+        """Parameters updated by each rank, by name. Empty if they are unknown."""
+        return self.updated_by_rank
 
     @property
     def training(self) -> Training:
@@ -106,8 +113,10 @@ def run_again(
     """
     initial: dict[int, Snapshot] = {}
     settings: dict[int, list[Settings]] = {}
+    updates: dict[int, Collection[str]] = {}
     sees = world == "sim" and scenario.resume is None and not scenario.layout.execution.is_compiled
-    result = Runner(world=world, deadline=deadline, alter=_recording(alter, initial, settings) if sees else alter).run(scenario)
+    altered = _recording(alter, initial, settings, updates) if sees else alter
+    result = Runner(world=world, deadline=deadline, alter=altered).run(scenario)
     reference = ReferenceRun.of(scenario).confirming_reference()
     divergences = compare(reference, result.run.values, result.before).divergences
     if not divergences:
@@ -129,6 +138,7 @@ def run_again(
         initial=tuple(values for _, values in sorted(initial.items())),
         settings=tuple(each[-1] for each in recorded),
         recorded=recorded,
+        updated_by_rank=tuple(names for _, names in sorted(updates.items())),
     )
 
 
@@ -151,15 +161,28 @@ def _record_settings(setup: Setup, found: list[Settings]) -> None:
 
 
 def _recording(
-    alter: Callable[[Setup], None] | None, initial: dict[int, Snapshot], settings: dict[int, list[Settings]]
+    alter: Callable[[Setup], None] | None,
+    initial: dict[int, Snapshot],
+    settings: dict[int, list[Settings]],
+    updates: dict[int, Collection[str]],
 ) -> Callable[[Setup], None]:
-    """Apply `alter` and record each rank's initial values and settings. The ranks must be threads of this process."""
+    """Apply `alter` and record each rank's initial values, settings and updated parameters.
+
+    The ranks must be threads of this process.
+    """
 
     def change(setup: Setup) -> None:
         if alter is not None:
             alter(setup)
         _record_settings(setup, settings.setdefault(dist.get_rank(), []))
-        setup.before_training.append(lambda _optimizer, _schedule: initial.update({dist.get_rank(): _initial_values(setup)}))
+
+        def record(optimizer: torch.optim.Optimizer, _schedule: object) -> None:
+            initial[dist.get_rank()] = _initial_values(setup)
+            inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer's optimizer for this rank's parameters
+            if inner is not None:
+                updates[dist.get_rank()] = settings_of([inner], setup.find_slots(setup.model)).keys()
+
+        setup.before_training.append(record)
 
     return change
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import isclose, prod
@@ -114,6 +114,11 @@ class Evidence(ComparedRanks, ABC):
     @abstractmethod
     def right_initial_values(self) -> TensorsByName:
         """Tensors at the start of the single-device run."""
+
+    @property
+    def updates(self) -> tuple[Collection[str], ...]:
+        """Parameters updated by each rank, by name. Empty if only optimizer state shows them, or if they are unknown."""
+        return ()
 
     @property
     def num_microbatches(self) -> int:

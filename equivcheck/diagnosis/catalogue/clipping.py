@@ -72,7 +72,7 @@ def _returning_total(mistake: Mistake) -> Mistake:
 
 
 def _norms_of_stages(diverged: DivergedRun) -> Iterator[Mistake]:
-    """Yield a mistake: each rank clips by the norm over its own stages. A weight of several stages counts on the first rank."""
+    """Yield a mistake: each rank clips by the norm over its stages. If stages share a weight, only its first rank counts it."""
     for pipeline in diverged.layout.of(Pipeline):
         shared = weights_of_several_ranks(diverged.training.model, pipeline, diverged.mesh.size(PP))
         first_ranks = {weight.name: weight.first_rank for weight in shared if weight.trained}

@@ -10,32 +10,45 @@ import torch
 
 from equivcheck.diagnosis.evidence import Evidence, RankCoordinate, peers_of
 from equivcheck.worlds.trace.pieces import fill
-from equivcheck.worlds.trace.trace import Trace
 
 
 @lru_cache(maxsize=4)
 def held_elements(diverged: Evidence) -> HeldElements:
     """Find out which rank holds which elements of each parameter, and which replicated tensors only one rank updates."""
-    held, owners = _held_masks(diverged), dict[str, int]()
+    held, owners = _held_masks(diverged), dict[str, list[int]]()
     for name, masks in held.items():
-        holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
         # Ranks of other pipeline stages do not hold the tensor.
-        if len(holders) == 1 and all(mask.all() or not mask.any() for mask in masks):
-            owners[name] = holders[0]
-    return HeldElements(diverged.coordinates, held, owners)
+        if all(mask.all() or not mask.any() for mask in masks):
+            owners[name] = [_owner_of(diverged, name, rank) for rank in range(diverged.num_ranks)]
+    split_updates = {name: ranks for name, ranks in owners.items() if ranks != list(range(diverged.num_ranks))}
+    return HeldElements(diverged.coordinates, held, split_updates)
 
 
-def _has_state(trace: Trace, name: str) -> bool:
-    return any(piece.name.rpartition("/")[0] == name for piece in trace.state.pieces)
+def _owner_of(diverged: Evidence, name: str, rank: int) -> int:
+    """Return the only rank updating a tensor, among `rank` and its data-parallel peers.
+
+    Returns `rank` itself if several ranks update the tensor, or none.
+    """
+    updating = [peer for peer in peers_of(diverged.coordinates, rank, diverged.data_axes) if _updates(diverged, name, peer)]
+    return updating[0] if len(updating) == 1 else rank
+
+
+def _updates(diverged: Evidence, name: str, rank: int) -> bool:
+    if diverged.updates:
+        return name in diverged.updates[rank]
+    return any(piece.name.rpartition("/")[0] == name for piece in diverged.traces[rank].state.pieces)
 
 
 class HeldElements:
     """Says which elements of each parameter a rank holds, and gathers full tensors on emulated ranks."""
 
     def __init__(
-        self, coordinates: Sequence[RankCoordinate], held: Mapping[str, list[np.ndarray]], owners: Mapping[str, int]
+        self, coordinates: Sequence[RankCoordinate], held: Mapping[str, list[np.ndarray]], owners: Mapping[str, Sequence[int]]
     ) -> None:
-        """`held` maps parameters to one mask per rank. `owners` gives the rank for each parameter that only one rank updates."""
+        """`held` maps parameters to one mask per rank.
+
+        `owners` has parameters with split updates. It gives each rank another rank, whose update this rank takes.
+        """
         self._coordinates, self._held, self._owners = coordinates, held, owners
         self._sources = {name: self._sources_of(holders) for name, holders in self._held.items()}
 
@@ -118,13 +131,14 @@ class HeldElements:
                     each[name][chosen] = before[source][chosen]
 
     def take_from_owners(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Copy tensors in place to all other ranks from the only rank that updates them.
+        """Copy tensors in place from the ranks updating them to the other ranks.
 
-        `tensors` has each rank's tensors by name. Tensors updated by several ranks stay unchanged.
+        `tensors` has each rank's tensors by name. Tensors updated by every rank stay unchanged.
         """
-        for name, owner in self._owners.items():
-            for each in tensors:
-                each[name].copy_(tensors[owner][name])
+        for name, owners in self._owners.items():
+            before = [each[name].clone() for each in tensors]
+            for each, owner in zip(tensors, owners, strict=True):
+                each[name].copy_(before[owner])
 
     def _sources_of(self, holders: Sequence[np.ndarray]) -> list[list[tuple[int, torch.Tensor]]] | None:
         if all(held.all() for held in holders):

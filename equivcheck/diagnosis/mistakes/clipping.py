@@ -96,7 +96,7 @@ def _held(ranks: EmulatedRanks, gradients: Gradients, holders: Sequence[int]) ->
 
 
 def local_norm(ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, *, axes: Sequence[str]) -> torch.Tensor:
-    """Return the norm over the elements that a rank and its peers along some axes hold."""
+    """Return the norm over elements on a rank and its peers along some axes."""
     return norm_of(_held(ranks, gradients, ranks.peers(rank, axes)), kind)
 
 

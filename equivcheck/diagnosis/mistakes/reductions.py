@@ -223,7 +223,7 @@ def _kept_on(ranks: EmulatedRanks, all_: list[Gradients], *, sources: Sequence[i
 
 
 def _on_places(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
-    """Yield reductions that are missing on ranks at some places of an axis whose ranks have the same rows, such as one stage.
+    """Yield reductions missing on ranks at some places along an axis whose ranks have the same rows, such as one stage.
 
     Yields none if ranks agree on all values, because each would keep the gradient of its own rows.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from equivcheck import Scenario, check
@@ -9,6 +11,7 @@ from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import (
+    DDP,
     SGD,
     Activation,
     AnyLayer,
@@ -46,6 +49,12 @@ def staged(
     return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=parts))
 
 
+def replace_optimizer(scenario: Scenario, optimizer: SGD) -> Scenario:
+    """The same training with another optimizer."""
+    return replace(scenario, training=replace(scenario.training, optimizer=optimizer))
+
+
+SPLIT_UPDATES = (Pipeline(num_chunks=2, static_shapes=True), DDP(zero_redundancy=True))
 LOOPED = Pipeline(schedule=PipelineSchedule.INTERLEAVED, stages_per_rank=2, num_chunks=2)
 DROPPING = Layer(width=4, activation=Activation.TANH, dropout=0.5)
 CASES = {
@@ -66,6 +75,18 @@ CASES = {
         staged(LINEAR, SHARING, parts=(TWO_CHUNKS, LocalDataParallel()), dp=2, pp=2),
         Cause.NOT_REDUCED,
         "left unreduced over the 2 dp ranks on ranks 0 and 2 only",
+    ),
+    "updates of plain SGD split over ranks": (
+        "inner_module_called",
+        replace_optimizer(staged(LINEAR, LINEAR, parts=SPLIT_UPDATES, dp=2, pp=2), SGD(lr=0.1)),
+        Cause.NOT_REDUCED,
+        "left unreduced over the 2 dp ranks",
+    ),
+    "updates of a shared weight split over ranks": (
+        "inner_module_called",
+        staged(LINEAR, SHARING, parts=SPLIT_UPDATES, dp=2, pp=2),
+        Cause.NOT_REDUCED,
+        "left unreduced over the 2 dp ranks",
     ),
     "chunk lost, but not its load-balancing loss": (
         "pipeline_chunk_lost",
