@@ -23,7 +23,7 @@ from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages
 from equivcheck.scenario import DDP, AnyLayer, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import SCALE, layer_of
-from equivcheck.worlds.trace.differences import Divergence
+from equivcheck.worlds.trace.differences import Difference, Divergence
 
 
 def _pipeline(scenario: Scenario) -> Pipeline | None:
@@ -127,13 +127,25 @@ def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) 
 
 
 @show
+def missing_or_from_fewer_stages(scenario: Scenario, divergence: Divergence) -> bool:
+    """Whether the gradient is missing, or has a wrong value because other stages still add their gradients of a shared weight."""
+    return divergence.difference is Difference.MISSING or len(_stages_with(scenario, divergence.tensor)) > 1
+
+
+@show
 def behind_the_first_stage(scenario: Scenario, divergence: Divergence) -> bool:
     """Whether a stage other than the first uses the divergent tensor."""
+    return any(_stages_with(scenario, divergence.tensor))
+
+
+def _stages_with(scenario: Scenario, tensor: str) -> set[int]:
+    """Stages that use a parameter. Several stages can use a shared weight. Empty for an embedding without a tied head."""
     pipeline = _pipeline(scenario)
     assert pipeline is not None, "the scenario has stages"
     uses = uses_of_weights(scenario.training.model, pipeline, scenario.layout.mesh.size(PP))
-    shared = any(stage for owner, *others in uses if divergence.tensor == f"{owner[0]}.weight" for _, stage in others)
-    return shared or bool(_stage_of(scenario, divergence.tensor))
+    shared = {stage for owner, *others in uses if tensor == f"{owner[0]}.weight" for _, stage in (owner, *others)}
+    own = _stage_of(scenario, tensor)
+    return shared if own is None else {own, *shared}
 
 
 def _stage_of(scenario: Scenario, tensor: str) -> int | None:

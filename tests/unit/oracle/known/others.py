@@ -197,6 +197,14 @@ ALSO_SHOWN = [
         "split_backward_behind_frozen_layers",
         scaled(scenario(Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2), FROZEN, ONE_WEIGHT, sizes=(1,))),
     ),
+    (
+        "split_backward_behind_frozen_layers",
+        scenario(Pipeline(schedule=ZB), FROZEN, ONE_WEIGHT, replace(ONE_WEIGHT, shares=1), sizes=(3,)),
+    ),
+    (
+        "split_backward_behind_frozen_layers",
+        scenario(V_SHAPED, FROZEN, ONE_WEIGHT, replace(ONE_WEIGHT, shares=1), ONE_WEIGHT),
+    ),
     ("split_backward_of_view", scenario(Pipeline(schedule=ZB), ONE_WEIGHT, RETURNED, ONE_WEIGHT, sizes=(3,))),
     ("split_backward_of_view", with_experts_on_ranks(scenario(V_SHAPED, ONE_WEIGHT, SENT, ONE_WEIGHT, ONE_WEIGHT))),
     ("split_backward_of_view", with_plan_in_stages(scenario(V_SHAPED, *(ONE_WEIGHT,) * 4))),

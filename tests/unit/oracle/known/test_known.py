@@ -11,11 +11,11 @@ from equivcheck.layouts.base.limits.repairs import with_options
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue, all_known_issues, known_issue, known_issues
 from equivcheck.oracle.known_issues.predicates import NEEDS
-from equivcheck.scenario import DDP, FSDP1, Layer, Wrapping
+from equivcheck.scenario import DDP, FSDP1, Layer, Pipeline, Wrapping
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from support.supported import require_mended, require_supported
-from unit.oracle.known.builders import FUSED, over_tp, traced
+from unit.oracle.known.builders import FROZEN, FUSED, ONE_WEIGHT, ZB, over_tp, scenario, traced
 from unit.oracle.known.examples import SHOWN as SHOWN_ANYWHERE
 from unit.oracle.known.others import ALSO_SHOWN
 
@@ -168,6 +168,25 @@ def test_an_extra_gradient_elsewhere_is_a_finding(tensor: str) -> None:
     extra = Divergence(step=0, phase=Phase.GRADIENT, tensor="layers.1.norm.bias", difference=Difference.EXTRA, rank=0)
     assert known_issue(_diverged(example, extra)) is not None
     assert known_issue(_diverged(example, replace(extra, tensor=tensor))) is None
+
+
+@pytest.mark.torch(">=2.13", "earlier versions lose no gradient of a stage behind frozen layers")
+@pytest.mark.parametrize(
+    ("shares", "difference", "is_known"),
+    [
+        (None, Difference.MISSING, True),
+        (None, Difference.VALUE, False),
+        (1, Difference.VALUE, True),
+        (1, Difference.RANKS_DISAGREE, False),
+    ],
+)
+def test_a_lost_gradient_has_a_wrong_value_only_if_another_stage_adds_to_it(
+    shares: int | None, difference: Difference, is_known: bool
+) -> None:
+    """The sum over the stages that share a weight then lacks the gradient of the stage behind frozen layers."""
+    layers = FROZEN, ONE_WEIGHT, replace(ONE_WEIGHT, shares=shares)
+    lost = Divergence(step=0, phase=Phase.GRADIENT, tensor="layers.1.linear.weight", difference=difference, rank=1)
+    assert (known_issue(_diverged(scenario(Pipeline(schedule=ZB), *layers, sizes=(3,)), lost)) is not None) is is_known
 
 
 @pytest.mark.torch(">=2.12", "earlier versions lose no gradient")
