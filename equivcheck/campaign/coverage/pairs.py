@@ -53,9 +53,16 @@ def legal_pairs() -> Pairs:
 
 
 def read_pairs(text: str) -> Pairs:
-    """Read a table of pairs. Raises `ValueError` if the text is not JSON, and `KeyError` or `TypeError` if it is not a table."""
+    """Read a table of pairs.
+
+    Raises `ValueError` if the text is not JSON, or if features do not have one row each. Raises `KeyError` or `TypeError` if it
+    is not a table.
+    """
     table = json.loads(text)
-    return Pairs(tuple(Feature(*names) for names in table["features"]), tuple(int(row, 16) for row in table["pairs"]))
+    pairs = Pairs(tuple(Feature(*names) for names in table["features"]), tuple(int(row, 16) for row in table["pairs"]))
+    if len(pairs.rows) != len(pairs.features):
+        raise ValueError(f"the table has {len(pairs.rows)} rows, not one for each of {len(pairs.features)} features")
+    return pairs
 
 
 def format_pairs(pairs: Pairs) -> str:
