@@ -53,7 +53,9 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
         is_logits = layer == len(model.layers) and model.head is not None
         # The first stage gets a plain tensor, and the last one returns one. All other activations may be sent as DTensors.
         is_plain = pipeline.sends_dtensors and layer in (0, len(model.layers))
-        return model.in_features(layer), placements and placements[layer], is_tokens or is_logits or is_plain
+        # Static shapes say that only the first stage's input needs no gradient, so another stage there would never get one.
+        is_first = pipeline.static_shapes and layer == 0
+        return model.in_features(layer), placements and placements[layer], is_tokens or is_logits or is_plain or is_first
 
     for rank in range(ranks):
         shapes: dict[tuple[object, ...], int] = {}

@@ -55,6 +55,7 @@ def replace_optimizer(scenario: Scenario, optimizer: SGD) -> Scenario:
 
 
 SPLIT_UPDATES = (Pipeline(num_chunks=2, static_shapes=True), DDP(zero_redundancy=True))
+STATIC = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4, static_shapes=True)
 LOOPED = Pipeline(schedule=PipelineSchedule.INTERLEAVED, stages_per_rank=2, num_chunks=2)
 DROPPING = Layer(width=4, activation=Activation.TANH, dropout=0.5)
 CASES = {
@@ -63,6 +64,12 @@ CASES = {
         staged(LINEAR, DROPPING, LINEAR, LINEAR, parts=(LOOPED,), pp=2),
         Cause.PERMUTED,
         "stages 0 and 2, 1 and 3 of the pipeline are swapped",
+    ),
+    "stages swapped with static shapes": (
+        "pipeline_stages_swapped",
+        staged(LINEAR, LINEAR, LINEAR, LINEAR, parts=(STATIC,), pp=2),
+        Cause.PERMUTED,
+        "stages 1 and 2 of the pipeline are swapped",
     ),
     "norm of stages with a shared weight": (
         "pipeline_norm_of_own_stages",
