@@ -20,7 +20,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     uses_of_weights,
 )
 from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view
-from equivcheck.scenario import DDP, AnyLayer, Pipeline, Scenario
+from equivcheck.scenario import DDP, AnyLayer, Pipeline, PipelineSchedule, Scenario
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Difference, Divergence
@@ -95,6 +95,20 @@ def several_chunks(scenario: Scenario) -> bool:
 def stages_are_resharded(scenario: Scenario) -> bool:
     """Whether stages are resharded after forward, and the schedule computes weight gradients in a separate pass."""
     return has_lost_gradients(scenario.layout)
+
+
+@need
+def forward_between_backward_passes(scenario: Scenario) -> bool:
+    """Whether a stage starts backward of two chunks in a row, and runs a forward before the second chunk's weight gradients.
+
+    `ScheduleInterleavedZeroBubble` does this on several ranks, with at least two chunks for each rank, and with an odd number of
+    stages per rank, at least three.
+    """
+    pipeline, ranks = _pipeline(scenario), scenario.layout.mesh.size(PP)
+    if pipeline is None or pipeline.schedule is not PipelineSchedule.INTERLEAVED_ZERO_BUBBLE:
+        return False
+    has_odd_stages = pipeline.stages_per_rank > 1 and pipeline.stages_per_rank % 2 == 1
+    return has_odd_stages and ranks > 1 and pipeline.num_chunks >= 2 * ranks
 
 
 @need

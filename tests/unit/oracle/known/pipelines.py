@@ -37,6 +37,7 @@ from unit.oracle.known.builders import (
 
 RESHARDED, KEPT = FSDP2(), FSDP2(reshard_after_forward=False)
 OF_GIVEN_SHAPES = replace(DUAL, static_shapes=True)
+THREE_STAGES = Pipeline(schedule=ZB, stages_per_rank=3, num_chunks=4)
 SEARCHING = DDP(find_unused_parameters=True)
 TWO_SIZES = Data(microbatches=(4, 8))
 
@@ -83,6 +84,14 @@ SHOWN = {
             around_stages(Pipeline(), Replicate(), sizes=(2, 1)),
             around_stages(Pipeline(num_chunks=2), Replicate(), sizes=(1, 1)),
             around_stages(Pipeline(num_chunks=2), Replicate(implementation=Replicator.FSDP), sizes=(2, 1)),
+        ],
+    ),
+    "split_backward_around_reshard": (
+        around_stages(THREE_STAGES, RESHARDED, num_layers=6),
+        [
+            around_stages(THREE_STAGES, KEPT, num_layers=6),
+            around_stages(replace(THREE_STAGES, schedule=PipelineSchedule.INTERLEAVED), RESHARDED, num_layers=6),
+            around_stages(THREE_STAGES, LocalDataParallel(), num_layers=6),
         ],
     ),
     "split_backward_of_resharded_stage": (

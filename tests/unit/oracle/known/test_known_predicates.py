@@ -15,6 +15,7 @@ from equivcheck.scenario import (
     Activation,
     AuxiliaryLinear,
     ClipValue,
+    Data,
     Distribution,
     Experts,
     Layer,
@@ -33,7 +34,7 @@ from equivcheck.scenario import (
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from support.supported import require_supported
-from unit.oracle.known.builders import DIVIDED, FULLY_SHARD, HYBRID, INF, over_tp, scaled, scenario
+from unit.oracle.known.builders import DIVIDED, FULLY_SHARD, HYBRID, INF, ZB, around_stages, over_tp, scaled, scenario
 from unit.oracle.known.examples import SHOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
@@ -183,3 +184,20 @@ def test_experts_with_several_shards_are_divided_once(fsdp: FSDP2, tensor: str, 
     )
     assert NEEDS["divided_apart_on_one_shard"](example)
     assert SHOWS["divided_once_more"](example, found) is expected
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "ranks", "raises"),
+    [(2, 4, 2, False), (3, 3, 2, False), (3, 4, 2, True), (3, 6, 2, True), (4, 4, 2, False), (3, 4, 1, False)],
+)
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
+def test_an_odd_number_of_resharded_stages_raises_and_others_lose_gradients(
+    stages: int, chunks: int, ranks: int, raises: bool
+) -> None:
+    """Only with an odd number of stages, a forward reshards a stage whose input-gradient pass found full parameters."""
+    pipeline = Pipeline(schedule=ZB, stages_per_rank=stages, num_chunks=chunks)
+    rows = Data(microbatches=(2 * chunks,))
+    example = around_stages(pipeline, FSDP2(), sizes=(1, ranks), num_layers=stages * ranks, data=rows)
+    assert NEEDS["forward_between_backward_passes"](example) is raises
+    crash, lost = "split_backward_around_reshard", "split_backward_of_resharded_stage"
+    assert check(example, beyond=True).known == (crash if raises else lost)
