@@ -192,10 +192,13 @@ def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
     """Yield the layers after a trained weight's use, up to and including the next use in the same stage behind the first."""
     pipeline, layers = _pipeline(scenario), scenario.training.model.layers
     for span in () if pipeline is None else _spans(scenario, pipeline)[1:]:
+        last_uses: dict[int, int] = {}
         for index in span:
-            owner = layers[index].shares
-            if owner is not None and owner in span and not layers[owner].frozen:
-                yield layers[owner + 1 : index + 1]
+            shared = layers[index].shares
+            owner = index if shared is None else shared
+            if owner in last_uses and not layers[owner].frozen:
+                yield layers[last_uses[owner] + 1 : index + 1]
+            last_uses[owner] = index
 
 
 def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:

@@ -64,6 +64,7 @@ from unit.oracle.known.builders import (
     TWO_SIZES,
     UNFLATTENED,
     UNITS_OF_REPLICAS,
+    UNTIED,
     V_SHAPED,
     WHOLE_FLAT,
     WHOLE_LAYER,
@@ -101,6 +102,9 @@ NARROWED = (Layer(width=4), Layer(width=2))
 PRODUCT_OR_STRIDES = "dtensor_symbolic_product" if is_torch_in("<2.14") else "dtensor_symbolic_strides_of_heads"
 """First error that sharded heads run into."""
 GROUPED = Attention(num_heads=4, num_kv_heads=2, head_dim=4)
+TWICE_IN_THIRD = Pipeline(schedule=ZB, boundaries=(1, 2))
+"""The second stage owns a weight that two layers of the third stage share."""
+OF_SECOND = replace(UNTIED[1], shares=1)
 
 ALSO_SHOWN = [
     ("loss_backward_strides", traced(of_sequences(WHOLE_LAYER, **TURNED))),
@@ -205,6 +209,11 @@ ALSO_SHOWN = [
         "split_backward_behind_frozen_layers",
         scenario(V_SHAPED, FROZEN, ONE_WEIGHT, replace(ONE_WEIGHT, shares=1), ONE_WEIGHT),
     ),
+    (
+        "split_backward_of_shared_weight",
+        scenario(TWICE_IN_THIRD, *UNTIED, OF_SECOND, replace(OF_SECOND, norm=Norm.LAYER), sizes=(3,), features=2),
+    ),
+    ("split_backward_adds_shared_weight", scenario(TWICE_IN_THIRD, *UNTIED, OF_SECOND, OF_SECOND, sizes=(3,), features=2)),
     ("split_backward_of_view", scenario(Pipeline(schedule=ZB), ONE_WEIGHT, RETURNED, ONE_WEIGHT, sizes=(3,))),
     ("split_backward_of_view", with_experts_on_ranks(scenario(V_SHAPED, ONE_WEIGHT, SENT, ONE_WEIGHT, ONE_WEIGHT))),
     ("split_backward_of_view", with_plan_in_stages(scenario(V_SHAPED, *(ONE_WEIGHT,) * 4))),
