@@ -35,11 +35,16 @@ def wrong_reductions(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
     """
     for span, masks in product(spans(diverged), suspects(diverged)):
         what = subject(diverged, masks)
-        ways = (*_over_some_axes(diverged), *_over_groups(diverged), *_from_one_rank(diverged)) if diverged.has_own_rows else ()
-        for cause, words, wrong in (*ways, *(_on_places(diverged) if ways and masks is None else ())):
+        ways = (*_over_some_axes(diverged), *_over_groups(diverged)) if diverged.has_own_rows else ()
+        rare_ways = (*_largest_of_ranks(diverged), *_from_one_rank(diverged)) if diverged.has_own_rows else ()
+        places = (*_on_places(diverged),) if rare_ways and masks is None else ()
+        for cause, words, wrong in (*ways, *places):
             yield Mistake(cause, f"{what} {words}{span.words}", reduce_by(wrong, masks, span), own_rows=True)
         lost = (Cause.GRADIENT_LOST, "zero", 0.0)
         yield from _multiplied(diverged, masks, span, [lost, *_numbers_of_ranks(diverged, facts, same_rows=False)], facts)
+        # Last, because these fit sums and lost gradients as well if all gradients are zero on the other ranks.
+        for cause, words, wrong in rare_ways:
+            yield Mistake(cause, f"{what} {words}{span.words}", reduce_by(wrong, masks, span), own_rows=True)
 
 
 def wrong_factors(diverged: Evidence, facts: StepFacts) -> Iterator[Mistake]:
@@ -168,6 +173,9 @@ def _over_some_axes(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
         yield cause, words, partial(mean_along, axes=kept, divisor=1)
         divided = partial(mean_along, axes=kept, divisor=diverged.size(lacking))
         yield cause, f"{words}, but divided by the number of ranks", divided
+
+
+def _largest_of_ranks(diverged: Evidence) -> Iterator[tuple[Cause, str, Wrong]]:
     for axes in axis_combinations(diverged.data_axes):
         yield Cause.SUMMED, f"the maximum over {diverged.ranks_text(axes)}, not the mean", partial(_largest_along, axes=axes)
 

@@ -10,7 +10,7 @@ from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import DDP, FSDP2, SGD, Axis, Data, Layer, Layout, Mesh, Model, Pipeline, Training
+from equivcheck.scenario import DDP, FSDP2, SGD, Activation, Axis, Data, Layer, Layout, Loss, Mesh, Model, Pipeline, Training
 from equivcheck.training.setup import Setup
 
 TRAINING = Training(
@@ -91,3 +91,21 @@ def test_a_wrong_reduction_is_named(scenario: Scenario, alter: Callable[[Setup],
     assert verdict.diagnosis is not None
     assert (verdict.diagnosis.cause, verdict.diagnosis.exact) == (cause, True)
     assert verdict.diagnosis.sentence == sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("gradients_summed", "all gradients are the sum over the 2 dp ranks, not the mean"),
+        ("last_bucket_lost", "all gradients are zero"),
+    ],
+)
+def test_zero_gradients_on_other_ranks_do_not_change_the_cause(name: str, sentence: str) -> None:
+    """If ReLU leaves only one rank a gradient, a copy of it equals the sum, but it is not the reason named first."""
+    # With this seed, the output on rank 0 is negative before ReLU.
+    model = Model(features=2, layers=(Layer(width=1, activation=Activation.RELU),))
+    training = Training(model=model, data=Data(microbatches=(2,)), optimizer=SGD(), loss=Loss.MSE_MEAN, steps=1, seed=3)
+    scenario = replace(DDP_OF_2, training=training)
+    verdict = explained(check(scenario, alter=mutant(name).plant), alter=mutant(name).plant)
+    assert verdict.diagnosis is not None
+    assert verdict.diagnosis.sentence.startswith(sentence)
