@@ -20,7 +20,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     uses_of_weights,
 )
 from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view
-from equivcheck.scenario import DDP, AnyLayer, Pipeline, PipelineSchedule, Scenario
+from equivcheck.scenario import DDP, Pipeline, PipelineSchedule, Scenario
 from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Difference, Divergence
@@ -179,17 +179,17 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
 @need
 def weight_shared_around_others(scenario: Scenario) -> bool:
     """Whether a stage other than the first uses a trained weight twice, and uses a trained parameter between these two uses."""
-    return any(map(_has_trained, _between_uses(scenario)))
+    return any(_is_trained_between(scenario, *uses) for uses in _successive_uses(scenario))
 
 
 @need
 def weight_shared_in_a_row(scenario: Scenario) -> bool:
     """Whether a stage other than the first uses a trained weight twice, and uses no trained parameter between these two uses."""
-    return not all(map(_has_trained, _between_uses(scenario)))
+    return not all(_is_trained_between(scenario, *uses) for uses in _successive_uses(scenario))
 
 
-def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
-    """Yield the layers after a trained weight's use, up to and including the next use in the same stage behind the first."""
+def _successive_uses(scenario: Scenario) -> Iterator[tuple[int, int]]:
+    """Yield two layers for each two successive uses of a trained weight in the same stage behind the first."""
     pipeline, layers = _pipeline(scenario), scenario.training.model.layers
     for span in () if pipeline is None else _spans(scenario, pipeline)[1:]:
         last_uses: dict[int, int] = {}
@@ -197,13 +197,15 @@ def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
             shared = layers[index].shares
             owner = index if shared is None else shared
             if owner in last_uses and not layers[owner].frozen:
-                yield layers[last_uses[owner] + 1 : index + 1]
+                yield last_uses[owner], index
             last_uses[owner] = index
 
 
-def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:
-    """Whether any layer has a trained parameter before its linear, or a trained linear that it owns."""
-    return any(not layer.frozen and (layer.norm is not None or layer.shares is None) for layer in layers)
+def _is_trained_between(scenario: Scenario, first: int, second: int) -> bool:
+    """Whether a layer between these two has a trained parameter, or the second one has a trained norm before its linear."""
+    model = scenario.training.model
+    last = model.layers[second]
+    return any(trained_layers(model)[first + 1 : second]) or (last.norm is not None and not last.frozen)
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:

@@ -105,6 +105,10 @@ GROUPED = Attention(num_heads=4, num_kv_heads=2, head_dim=4)
 TWICE_IN_THIRD = Pipeline(schedule=ZB, boundaries=(1, 2))
 """The second stage owns a weight that two layers of the third stage share."""
 OF_SECOND = replace(UNTIED[1], shares=1)
+OF_THIRD = replace(UNTIED[1], shares=2)
+SECOND_FROZEN = (UNTIED[0], replace(UNTIED[1], frozen=True))
+BIAS_ONLY = Layer(width=2, shares=1)
+"""Layer with a frozen weight of another layer and a trained bias."""
 
 ALSO_SHOWN = [
     ("loss_backward_strides", traced(of_sequences(WHOLE_LAYER, **TURNED))),
@@ -212,6 +216,14 @@ ALSO_SHOWN = [
     (
         "split_backward_of_shared_weight",
         scenario(TWICE_IN_THIRD, *UNTIED, OF_SECOND, replace(OF_SECOND, norm=Norm.LAYER), sizes=(3,), features=2),
+    ),
+    (
+        "split_backward_of_shared_weight",
+        scenario(Pipeline(schedule=ZB, boundaries=(1,)), *UNTIED, replace(OF_SECOND, shares=0), OF_SECOND, features=2),
+    ),
+    (
+        "split_backward_of_shared_weight",
+        scenario(Pipeline(schedule=ZB, boundaries=(2,)), *SECOND_FROZEN, UNTIED[0], BIAS_ONLY, OF_THIRD, features=2),
     ),
     ("split_backward_adds_shared_weight", scenario(TWICE_IN_THIRD, *UNTIED, OF_SECOND, OF_SECOND, sizes=(3,), features=2)),
     ("split_backward_of_view", scenario(Pipeline(schedule=ZB), ONE_WEIGHT, RETURNED, ONE_WEIGHT, sizes=(3,))),
