@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def scenario(fsdp: FSDP2, *sizes: int, **changes: object) -> Scenario:
     """Two layers of experts on replicas and shards."""
     axes = tuple(Axis(name=name, size=size) for name, size in zip((REPLICATE, SHARD), sizes, strict=True))
     return Scenario(training=replace(TRAINING, **changes), layout=Layout(mesh=Mesh(axes=axes), parallelisms=(fsdp,)))  # type: ignore[arg-type]
+
+
+def test_layouts_without_a_mesh_for_experts_import_nothing_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`expert_mesh` imports names that torch before 2.12 lacks, and FSDP2 layouts must run there."""
+    monkeypatch.setitem(sys.modules, "equivcheck.layouts.parallelisms.fsdp2.expert_mesh", None)
+    check(scenario(FSDP2(), 1, 2)).assert_equivalent()
 
 
 @pytest.mark.parametrize("fsdp", [EXPERTS, UNITS, replace(UNITS, layers_per_unit=2)], ids=["root", "layers", "pairs"])

@@ -146,7 +146,6 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
     from torch.distributed.tensor import Shard
 
-    from equivcheck.layouts.parallelisms.fsdp2.expert_mesh import experts_over
     from equivcheck.training.layers.module import LayerModule
 
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": fsdp.reshard_to or fsdp.reshard_after_forward}
@@ -155,6 +154,9 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
     if fsdp.shard_largest_dim:
         options["shard_placement_fn"] = lambda parameter: Shard(parameter.shape.index(max(parameter.shape)))
     if expert_mesh is not None:
+        # torch before 2.12 lacks names that this module imports.
+        from equivcheck.layouts.parallelisms.fsdp2.expert_mesh import experts_over
+
         own = {parameter for module in expert_modules(model) for parameter in module.parameters()}
         options["shard_placement_fn"] = experts_over(expert_mesh, own, options.get("shard_placement_fn"))
     if fsdp.ignore_frozen:
