@@ -20,8 +20,8 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     uses_of_weights,
 )
 from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view
-from equivcheck.scenario import DDP, Pipeline, PipelineSchedule, Scenario
-from equivcheck.scenario.mesh import PP
+from equivcheck.scenario import DDP, Pipeline, PipelineSchedule, Scenario, Split, TensorParallel
+from equivcheck.scenario.mesh import PP, TP
 from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
@@ -174,6 +174,27 @@ def _stage_of(scenario: Scenario, tensor: str) -> int | None:
 def stage_ends_in_view(scenario: Scenario) -> bool:
     """Whether the output of some stage between the first and the last is a view."""
     return scenario.layout.has(Pipeline) and bool(ends_of_middle_stages_in_view(scenario.training.model, scenario.layout))
+
+
+@need
+def stage_returns_uneven_columns(scenario: Scenario) -> bool:
+    """Whether a stage ends in a linear whose output features `parallelize_module` gathers from unequal shards."""
+    plans = scenario.layout.of(TensorParallel) if scenario.layout.has(Pipeline) else ()
+    ranks = scenario.layout.mesh.size(TP)
+    return any(columns % ranks for plan in plans for columns in _columns_of_stages(scenario, plan))
+
+
+def _columns_of_stages(scenario: Scenario, plan: TensorParallel) -> Iterator[int]:
+    """Yield the output features of each stage whose last operation is a column-parallel linear."""
+    model, pipeline = scenario.training.model, _pipeline(scenario)
+    ends = [] if pipeline is None else [span[-1] for span in _spans(scenario, pipeline)]
+    if model.head is not None and plan.head is Split.COLWISE and not plan.loss_parallel:
+        yield model.out_features
+    for end in ends if model.head is None else ends[:-1]:
+        # A shape operation keeps the strides of the padding.
+        ends_in_linear = model.layers[end].with_fields(shape_op=None).ends_in_linear
+        if ends_in_linear and end < len(plan.plan) and plan.plan[end].split is Split.COLWISE:
+            yield model.in_features(end + 1)
 
 
 @need

@@ -145,6 +145,12 @@ def with_plan_in_stages(scenario: Scenario) -> Scenario:
     return replace(scenario, layout=Layout(mesh=mesh, parallelisms=(plan, *layout.parallelisms)))
 
 
+def with_columns_in_stages(scenario: Scenario) -> Scenario:
+    """Let `parallelize_module` shard the output features of a pipeline's only layer over two ranks."""
+    mesh = Mesh(axes=(*scenario.layout.mesh.axes, Axis(name="tp", size=2)))
+    return replace(scenario, layout=Layout(mesh=mesh, parallelisms=(COLUMN, *scenario.layout.parallelisms)))
+
+
 def of_experts(
     layer: Experts, *around: Parallelism, ranks: int, storage: ExpertStorage = ExpertStorage.DTENSOR, **changes: object
 ) -> Scenario:

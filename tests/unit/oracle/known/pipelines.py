@@ -8,6 +8,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    Activation,
     ClipValue,
     Data,
     Layer,
@@ -31,6 +32,7 @@ from unit.oracle.known.builders import (
     ZB,
     around_stages,
     scenario,
+    with_columns_in_stages,
     with_experts_on_ranks,
     with_plan_in_stages,
 )
@@ -141,6 +143,14 @@ SHOWN = {
             scenario(DUAL, *(ONE_WEIGHT,) * 4, data=FOUR_ROWS),
             scenario(DUAL, FROZEN, ONE_WEIGHT, sizes=(1,), data=FOUR_ROWS),
             scenario(Pipeline(stages_per_rank=2, schedule=PipelineSchedule.LOOPED_BFS), FROZEN, *(ONE_WEIGHT,) * 3),
+        ],
+    ),
+    "stage_checks_strides": (
+        with_columns_in_stages(scenario(Pipeline(), Layer(width=3), sizes=(1,))),
+        [
+            with_columns_in_stages(scenario(Pipeline(), Layer(width=4), sizes=(1,))),
+            with_columns_in_stages(scenario(Pipeline(), Layer(width=3, activation=Activation.RELU), sizes=(1,))),
+            with_plan_in_stages(scenario(Pipeline(), Layer(width=3), sizes=(1,))),
         ],
     ),
     "split_backward_of_view": (
