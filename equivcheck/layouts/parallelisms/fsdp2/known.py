@@ -22,6 +22,7 @@ from equivcheck.scenario import (
     NormType,
     Parallelism,
     PlannedParallelism,
+    Replicate,
     Scenario,
     TensorParallel,
     Wrapping,
@@ -148,9 +149,10 @@ def of_the_head(_scenario: Scenario, divergence: Divergence) -> bool:
 
 @need
 def weight_in_two_units(scenario: Scenario) -> bool:
-    """Whether layers that share a weight are in separate FSDP units."""
-    is_cut = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP2))
-    return is_cut and has_shares(scenario.training.model)
+    """Whether layers that share a weight are in separate units of `fully_shard`, or of `replicate_with_fsdp`, which calls it."""
+    layout = scenario.layout
+    wrappings = [fsdp.wrapping for fsdp in layout.of(FSDP2)] + [replicate.wrapping for replicate in layout.of(Replicate)]
+    return Wrapping.PER_LAYER in wrappings and has_shares(scenario.training.model)
 
 
 @need

@@ -34,7 +34,20 @@ from equivcheck.scenario import (
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from support.supported import require_supported
-from unit.oracle.known.builders import DIVIDED, FULLY_SHARD, HYBRID, INF, ZB, around_stages, over_tp, scaled, scenario
+from unit.oracle.known.builders import (
+    DIVIDED,
+    FULLY_SHARD,
+    HYBRID,
+    INF,
+    REPLICATED,
+    TIED,
+    TIED_UNITS,
+    ZB,
+    around_stages,
+    over_tp,
+    scaled,
+    scenario,
+)
 from unit.oracle.known.examples import SHOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
@@ -201,3 +214,12 @@ def test_an_odd_number_of_resharded_stages_raises_and_others_lose_gradients(
     assert NEEDS["forward_between_backward_passes"](example) is raises
     crash, lost = "split_backward_around_reshard", "split_backward_of_resharded_stage"
     assert check(example, beyond=True).known == (crash if raises else lost)
+
+
+@pytest.mark.parametrize("units", [TIED_UNITS, replace(REPLICATED, wrapping=Wrapping.PER_LAYER)], ids=lambda units: units.tag)
+def test_units_share_a_weight_under_replicate_too(units: FSDP2 | Replicate) -> None:
+    """`replicate_with_fsdp` makes units by `fully_shard`."""
+    weight_in_two_units = NEEDS["weight_in_two_units"]
+    assert weight_in_two_units(scenario(units, *TIED, features=2))
+    assert not weight_in_two_units(scenario(replace(units, wrapping=Wrapping.ROOT_ONLY), *TIED, features=2))
+    assert not weight_in_two_units(scenario(units, TIED[0], features=2))
