@@ -20,7 +20,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     uses_of_weights,
 )
 from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view
-from equivcheck.scenario import DDP, Pipeline, PipelineSchedule, Scenario, Split, TensorParallel
+from equivcheck.scenario import DDP, ActivationSharding, LayerPlan, Pipeline, PipelineSchedule, Scenario, Split, TensorParallel
 from equivcheck.scenario.mesh import PP, TP
 from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Difference, Divergence
@@ -178,22 +178,23 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
 
 @need
 def stage_returns_uneven_columns(scenario: Scenario) -> bool:
-    """Whether a stage ends in a linear whose output features `parallelize_module` gathers from unequal shards."""
+    """Whether a stage returns features of a linear that `parallelize_module` gathers or exchanges, from unequal shards."""
     plans = scenario.layout.of(TensorParallel) if scenario.layout.has(Pipeline) else ()
     ranks = scenario.layout.mesh.size(TP)
     return any(columns % ranks for plan in plans for columns in _columns_of_stages(scenario, plan))
 
 
 def _columns_of_stages(scenario: Scenario, plan: TensorParallel) -> Iterator[int]:
-    """Yield the output features of each stage whose last operation is a column-parallel linear."""
+    """Yield the output features of each stage that ends in a column-parallel linear, if its memory may be padded."""
     model, pipeline = scenario.training.model, _pipeline(scenario)
     ends = [] if pipeline is None else [span[-1] for span in _spans(scenario, pipeline)]
     if model.head is not None and plan.head is Split.COLWISE and not plan.loss_parallel:
         yield model.out_features
     for end in ends if model.head is None else ends[:-1]:
-        # A shape operation keeps the strides of the padding.
+        entry = plan.plan[end] if end < len(plan.plan) else LayerPlan()
+        # A shape operation keeps the strides of the padding. Features exchanged for rows also keep them after an activation.
         ends_in_linear = model.layers[end].with_fields(shape_op=None).ends_in_linear
-        if ends_in_linear and end < len(plan.plan) and plan.plan[end].split is Split.COLWISE:
+        if entry.split is Split.COLWISE and (ends_in_linear or entry.output is ActivationSharding.ROWS):
             yield model.in_features(end + 1)
 
 

@@ -146,9 +146,10 @@ def with_plan_in_stages(scenario: Scenario) -> Scenario:
 
 
 def with_columns_in_stages(scenario: Scenario) -> Scenario:
-    """Let `parallelize_module` shard the output features of a pipeline's only layer over two ranks."""
+    """Let two ranks shard the output features of the first of two stages, and exchange them for rows, by `parallelize_module`."""
     mesh = Mesh(axes=(*scenario.layout.mesh.axes, Axis(name="tp", size=2)))
-    return replace(scenario, layout=Layout(mesh=mesh, parallelisms=(COLUMN, *scenario.layout.parallelisms)))
+    plan = TensorParallel(plan=(LayerPlan(split=Split.COLWISE, output=ActivationSharding.ROWS), LayerPlan()))
+    return replace(scenario, layout=Layout(mesh=mesh, parallelisms=(plan, *scenario.layout.parallelisms)))
 
 
 def of_experts(

@@ -8,7 +8,6 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
-    Activation,
     ClipValue,
     Data,
     Layer,
@@ -145,12 +144,11 @@ SHOWN = {
             scenario(Pipeline(stages_per_rank=2, schedule=PipelineSchedule.LOOPED_BFS), FROZEN, *(ONE_WEIGHT,) * 3),
         ],
     ),
-    "stage_checks_strides": (
-        with_columns_in_stages(scenario(Pipeline(), Layer(width=3), sizes=(1,))),
+    "stage_output_not_contiguous": (
+        with_columns_in_stages(scenario(Pipeline(), Layer(width=3), Layer(width=2), data=FOUR_ROWS)),
         [
-            with_columns_in_stages(scenario(Pipeline(), Layer(width=4), sizes=(1,))),
-            with_columns_in_stages(scenario(Pipeline(), Layer(width=3, activation=Activation.RELU), sizes=(1,))),
-            with_plan_in_stages(scenario(Pipeline(), Layer(width=3), sizes=(1,))),
+            with_columns_in_stages(scenario(Pipeline(), Layer(width=4), Layer(width=2), data=FOUR_ROWS)),
+            with_plan_in_stages(scenario(Pipeline(), Layer(width=3), Layer(width=2), data=FOUR_ROWS)),
         ],
     ),
     "split_backward_of_view": (
