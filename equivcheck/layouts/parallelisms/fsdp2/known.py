@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts, is_dtensor_expert
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_dtensor_experts, has_expert_units, is_dtensor_expert
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.limits.repairs import has_shares
@@ -16,6 +16,7 @@ from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_d
 from equivcheck.layouts.parallelisms.fsdp2.limits import cuts_last_dims_unevenly
 from equivcheck.scenario import (
     FSDP2,
+    Checkpointing,
     ClipNorm,
     ExpertParallel,
     Layout,
@@ -153,6 +154,14 @@ def weight_in_two_units(scenario: Scenario) -> bool:
     layout = scenario.layout
     wrappings = [fsdp.wrapping for fsdp in layout.of(FSDP2)] + [replicate.wrapping for replicate in layout.of(Replicate)]
     return Wrapping.PER_LAYER in wrappings and has_shares(scenario.training.model)
+
+
+@need
+def fully_shard_in_selective_checkpoints(scenario: Scenario) -> bool:
+    """Whether `fully_shard` wraps modules inside a selectively checkpointed layer, which only DTensor experts are."""
+    layout = scenario.layout
+    is_selective = layout.execution.checkpointing is Checkpointing.SELECTIVE
+    return is_selective and has_expert_units(layout) and bool(dtensor_experts(scenario.training.model, layout))
 
 
 @need

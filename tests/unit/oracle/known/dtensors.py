@@ -10,6 +10,7 @@ from equivcheck.scenario import (
     SPMD,
     Adafactor,
     AdamW,
+    Checkpointing,
     ClipNorm,
     Data,
     Distribution,
@@ -204,6 +205,15 @@ SHOWN = {
             of_experts(replace(PAIR, frozen=True), ranks=3),
             of_experts(PAIR, DDP(), ranks=3),
             of_experts(PAIR, ranks=3, storage=ExpertStorage.PLAIN),
+        ],
+    ),
+    "selective_checkpoint_counts_fsdp2": (
+        with_checkpoints(of_experts(PAIR, FSDP2(), ranks=1), Checkpointing.SELECTIVE),
+        [
+            with_checkpoints(of_experts(PAIR, FSDP2(), ranks=1)),
+            with_checkpoints(of_experts(PAIR, DDP(), ranks=1), Checkpointing.SELECTIVE),
+            with_checkpoints(of_experts(PAIR, FSDP2(), ranks=1, storage=ExpertStorage.PLAIN), Checkpointing.SELECTIVE),
+            with_checkpoints(scenario(FSDP2(), TWO_OUTPUTS, sizes=(1,)), Checkpointing.SELECTIVE),
         ],
     ),
     "fully_shard_shape_of_nothing": (
