@@ -134,8 +134,8 @@ def no_shared_weights(training: Training) -> Training:
 
 @_in_training
 def all_labels_count(training: Training) -> Training:
-    """Ignore no label."""
-    return with_loss(training, ignored=IgnoredLabels.NONE)
+    """Ignore no label, also at the ends of documents."""
+    return with_model(with_loss(training, ignored=IgnoredLabels.NONE), document_length=None)
 
 
 @_in_training

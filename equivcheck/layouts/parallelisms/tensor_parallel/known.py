@@ -69,10 +69,11 @@ def embedding_by_tokens(scenario: Scenario) -> bool:
 
 @need
 def weighs_ignored_labels_in_parts(scenario: Scenario) -> bool:
-    """Whether `loss_parallel` is used with class weights, and some labels may be ignored."""
-    loss = scenario.training.loss
-    weighs = isinstance(loss, CrossEntropy) and loss.class_weights and loss.ignored is not IgnoredLabels.NONE
-    return weighs and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
+    """Whether `loss_parallel` is used with class weights, and some labels may be ignored, such as at the ends of documents."""
+    loss, model = scenario.training.loss, scenario.training.model
+    weighs = isinstance(loss, CrossEntropy) and loss.class_weights
+    ignores = isinstance(loss, CrossEntropy) and (loss.ignored is not IgnoredLabels.NONE or model.packs_documents)
+    return weighs and ignores and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
 
 
 @need

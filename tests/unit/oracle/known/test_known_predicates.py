@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Outcome, Scenario, check
+from equivcheck.layouts.base.limits.repairs import with_loss, with_model
 from equivcheck.layouts.base.plan.rules import UNFREEZES
 from equivcheck.oracle.known_issues.predicates import NEEDS, SHOWS
 from equivcheck.scenario import (
@@ -18,6 +19,7 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Experts,
+    IgnoredLabels,
     Layer,
     LayerPlan,
     Loss,
@@ -223,3 +225,14 @@ def test_units_share_a_weight_under_replicate_too(units: FSDP2 | Replicate) -> N
     assert weight_in_two_units(scenario(units, *TIED, features=2))
     assert not weight_in_two_units(scenario(replace(units, wrapping=Wrapping.ROOT_ONLY), *TIED, features=2))
     assert not weight_in_two_units(scenario(units, TIED[0], features=2))
+
+
+def test_labels_at_the_ends_of_documents_are_ignored() -> None:
+    """Class weights of `loss_parallel` meet an ignored label in a packed row, too, until rows have one document."""
+    example, _ = SHOWN["loss_parallel_weights_of_ignored_labels"]
+    training = with_loss(example.training, ignored=IgnoredLabels.NONE)
+    packed = replace(example, training=with_model(training, document_length=1))
+    require_supported(packed)
+    verdict = check(packed)
+    assert verdict.known == "loss_parallel_weights_of_ignored_labels"
+    assert not NEEDS["weighs_ignored_labels_in_parts"](replace(example, training=training))
