@@ -178,23 +178,29 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
 
 @need
 def stage_returns_uneven_columns(scenario: Scenario) -> bool:
-    """Whether a stage returns features of a linear that `parallelize_module` gathers or exchanges, from unequal shards."""
+    """Whether a stage sends features, or their gradient, that `parallelize_module` gathers or exchanges, from unequal shards."""
     plans = scenario.layout.of(TensorParallel) if scenario.layout.has(Pipeline) else ()
     ranks = scenario.layout.mesh.size(TP)
     return any(columns % ranks for plan in plans for columns in _columns_of_stages(scenario, plan))
 
 
 def _columns_of_stages(scenario: Scenario, plan: TensorParallel) -> Iterator[int]:
-    """Yield the output features of each stage that ends in a column-parallel linear, if its memory may be padded."""
+    """Yield the features of each tensor that stages send if its memory may be padded.
+
+    It is the output of a column-parallel linear, or the gradient of a row-parallel linear's input that was sharded by rows.
+    """
     model, pipeline = scenario.training.model, _pipeline(scenario)
+    entries = dict(enumerate(plan.plan))
     ends = [] if pipeline is None else [span[-1] for span in _spans(scenario, pipeline)]
     if model.head is not None and plan.head is Split.COLWISE and not plan.loss_parallel:
         yield model.out_features
     for end in ends if model.head is None else ends[:-1]:
-        entry = plan.plan[end] if end < len(plan.plan) else LayerPlan()
+        entry, following = entries.get(end, LayerPlan()), entries.get(end + 1, LayerPlan())
         # A shape operation keeps the strides of the padding. Features exchanged for rows also keep them after an activation.
         ends_in_linear = model.layers[end].with_fields(shape_op=None).ends_in_linear
-        if entry.split is Split.COLWISE and (ends_in_linear or entry.output is ActivationSharding.ROWS):
+        is_exchanged = entry.output is ActivationSharding.ROWS
+        is_padded = entry.split is Split.COLWISE and (ends_in_linear or is_exchanged)
+        if is_padded or (is_exchanged and following.split is Split.ROWWISE):
             yield model.in_features(end + 1)
 
 

@@ -14,6 +14,7 @@ from equivcheck.scenario import (
     FSDP2,
     SPMD,
     Activation,
+    ActivationSharding,
     AuxiliaryLinear,
     ClipValue,
     Data,
@@ -236,3 +237,15 @@ def test_labels_at_the_ends_of_documents_are_ignored() -> None:
     verdict = check(packed)
     assert verdict.known == "loss_parallel_weights_of_ignored_labels"
     assert not NEEDS["weighs_ignored_labels_in_parts"](replace(example, training=training))
+
+
+def test_gradients_of_exchanged_rows_are_not_contiguous() -> None:
+    """A row-parallel linear at the start of a stage exchanges rows for unequal shards of features, and its gradient back."""
+    split = LayerPlan(split=Split.ROWWISE, output=ActivationSharding.ROWS)
+    example, _ = SHOWN["stage_output_not_contiguous"]
+    plan = TensorParallel(plan=(split, LayerPlan(split=Split.ROWWISE)))
+    (pipeline,) = example.layout.of(Pipeline)
+    layout = replace(example.layout, parallelisms=(plan, replace(pipeline, sends_dtensors=True)))
+    assert NEEDS["stage_returns_uneven_columns"](replace(example, layout=layout))
+    even = with_model(example.training, layers=(Layer(width=4), Layer(width=2)))
+    assert not NEEDS["stage_returns_uneven_columns"](replace(example, training=even, layout=layout))
