@@ -65,6 +65,11 @@ def has_data_ranks(scenario: Scenario) -> bool:
     return is_eager(scenario) and scenario.layout.num_data_ranks > 1
 
 
+def has_chunks(scenario: Scenario) -> bool:
+    """Whether a pipeline splits each microbatch into several chunks."""
+    return scenario.layout.num_chunks > 1
+
+
 def has_microbatches(scenario: Scenario) -> bool:
     """Whether nothing is compiled or traced, and gradients are accumulated over several microbatches."""
     return is_eager(scenario) and len(scenario.training.data.microbatches) > 1

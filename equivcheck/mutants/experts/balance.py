@@ -15,7 +15,7 @@ from equivcheck.layouts.parallelisms.pipeline.schedules import pipe_of
 from equivcheck.layouts.parallelisms.pipeline.stages import balanced_before_last_stage, num_stages
 from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, experts_of, has_experts
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
-from equivcheck.mutants.needs import all_of, has_microbatches, is_eager, layouts_with, wraps_the_model
+from equivcheck.mutants.needs import all_of, has_chunks, has_microbatches, is_eager, layouts_with, wraps_the_model
 from equivcheck.mutants.rank import axis_names, mesh_of, num_microbatches, size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import (
@@ -189,13 +189,9 @@ def sequence_balance_over_microbatch(setup: Setup) -> None:
         _change(module.router, lambda load: load._replace(counts=load.counts.sum(0), shares=load.shares.sum(0)))
 
 
-def _has_chunks(scenario: Scenario) -> bool:
-    return scenario.layout.num_chunks > 1
-
-
 @fault(
     layouts=layouts_with(Pipeline.tag),
-    applies=all_of(has_experts(_balances), _has_chunks),
+    applies=all_of(has_experts(_balances), has_chunks),
     causes=CAUSES,
     minimum=ONE_RANK,
 )

@@ -14,10 +14,10 @@ from equivcheck.mutants.experts.balance import COUNTED, is_counted, is_counted_e
 from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, has_experts
 from equivcheck.mutants.experts.weights import Routed, reroute, scores_of
 from equivcheck.mutants.mutant import ONE_RANK, TWO_STEPS, Minimum, fault
-from equivcheck.mutants.needs import all_of, has_microbatches, has_next_step, layouts_with
+from equivcheck.mutants.needs import all_of, has_chunks, has_microbatches, has_next_step, layouts_with
 from equivcheck.mutants.rank import mesh_of
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Experts, Pipeline, Scenario
+from equivcheck.scenario import Experts, Pipeline
 from equivcheck.training.layers.experts.module import Router
 from equivcheck.training.setup import Setup
 from equivcheck.training.update.router_bias import biased_routers, update_router_biases
@@ -99,13 +99,9 @@ def router_bias_counts_last_microbatch(setup: Setup) -> None:
     setup.accumulation = forget_counts
 
 
-def _has_chunks(scenario: Scenario) -> bool:
-    return scenario.layout.num_chunks > 1
-
-
 @fault(
     layouts=layouts_with(Pipeline.tag),
-    applies=all_of(has_experts(_has_bias), _has_chunks),
+    applies=all_of(has_experts(_has_bias), has_chunks),
     causes=CAUSES,
     minimum=ONE_RANK,
 )

@@ -14,7 +14,7 @@ from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe, pipe_of
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, weights_of_several_ranks
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
-from equivcheck.mutants.needs import all_of, has_data_ranks, has_microbatches, layouts_with
+from equivcheck.mutants.needs import all_of, has_chunks, has_data_ranks, has_microbatches, layouts_with
 from equivcheck.mutants.rank import layout_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ClipNorm, Layout, Model, NormType, Pipeline, PlannedParallelism, Scenario
@@ -24,10 +24,6 @@ from equivcheck.training.setup import Setup
 from equivcheck.training.update.clipping import clip_to_norm
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def _chunks(scenario: Scenario) -> bool:
-    return parallelism_of(scenario.layout, Pipeline).num_chunks > 1
 
 
 def _averages_chunks(scenario: Scenario) -> bool:
@@ -67,7 +63,7 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
             shapes[shape] = stage
 
 
-@fault(layouts=layouts_with(Pipeline.tag), applies=_chunks, causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST), minimum=ONE_RANK)
+@fault(layouts=layouts_with(Pipeline.tag), applies=has_chunks, causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST), minimum=ONE_RANK)
 def pipeline_chunk_lost(setup: Setup) -> None:
     """Bug: the last chunk in each microbatch is left out."""
     use_pipe(setup, _LosesChunk)

@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.stage import Stage
 Key = tuple[int, Stage, str, str]
 """Step, stage, op and axes. Calls with the same key are summed."""
 
-TIMES = " x "
+BETWEEN_AXES = " x "
 """Text between mesh axes in the name of a group."""
 
 Totals = dict[Key, tuple[int, int]]
@@ -100,7 +100,7 @@ def order_of(key: Key) -> tuple[int, int, str, str]:
 def group_name(names: Iterable[str], mesh: Mesh) -> str:
     """Return the name of the group over these mesh axes. Axes with one rank are left out."""
     wanted = set(names)
-    return TIMES.join(axis.name for axis in mesh.axes if axis.name in wanted and axis.size > 1)
+    return BETWEEN_AXES.join(axis.name for axis in mesh.axes if axis.name in wanted and axis.size > 1)
 
 
 @lru_cache(maxsize=1024)

@@ -177,14 +177,14 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
 
 
 @need
-def stage_returns_uneven_columns(scenario: Scenario) -> bool:
+def stages_send_padded_features(scenario: Scenario) -> bool:
     """Whether a stage sends features, or their gradient, that `parallelize_module` gathers or exchanges, from unequal shards."""
     plans = scenario.layout.of(TensorParallel) if scenario.layout.has(Pipeline) else ()
     ranks = scenario.layout.mesh.size(TP)
-    return any(columns % ranks for plan in plans for columns in _columns_of_stages(scenario, plan))
+    return any(features % ranks for plan in plans for features in _features_sent(scenario, plan))
 
 
-def _columns_of_stages(scenario: Scenario, plan: TensorParallel) -> Iterator[int]:
+def _features_sent(scenario: Scenario, plan: TensorParallel) -> Iterator[int]:
     """Yield the features of each tensor that stages send if its memory may be padded.
 
     It is the output of a column-parallel linear, or the gradient of a row-parallel linear's input that was sharded by rows.

@@ -246,6 +246,6 @@ def test_gradients_of_exchanged_rows_are_not_contiguous() -> None:
     plan = TensorParallel(plan=(split, LayerPlan(split=Split.ROWWISE)))
     (pipeline,) = example.layout.of(Pipeline)
     layout = replace(example.layout, parallelisms=(plan, replace(pipeline, sends_dtensors=True)))
-    assert NEEDS["stage_returns_uneven_columns"](replace(example, layout=layout))
+    assert NEEDS["stages_send_padded_features"](replace(example, layout=layout))
     even = with_model(example.training, layers=(Layer(width=4), Layer(width=2)))
-    assert not NEEDS["stage_returns_uneven_columns"](replace(example, training=even, layout=layout))
+    assert not NEEDS["stages_send_padded_features"](replace(example, training=even, layout=layout))
