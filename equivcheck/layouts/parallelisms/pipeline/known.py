@@ -237,7 +237,10 @@ def _is_trained_between(scenario: Scenario, first: int, second: int) -> bool:
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
-    """Whether some rank has no stage that gets gradients, because its layers or all layers before them are frozen."""
+    """Whether some rank has no stage that gets gradients.
+
+    Its layers or all layers before them are frozen, or zero-bubble schedules lose the gradients.
+    """
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False
@@ -250,6 +253,8 @@ def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
 
 def _gets_gradients(scenario: Scenario, pipeline: Pipeline, stage: int) -> bool:
     if always_splits_backward(scenario) and stage in _behind_frozen_layers(scenario):
+        return False
+    if stage and has_lost_gradients(scenario.layout):
         return False
     model, span = scenario.training.model, _spans(scenario, pipeline)[stage]
     ends_trained = (model.scale or model.head is not None) and len(model.layers) - 1 in span

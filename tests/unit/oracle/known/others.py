@@ -71,6 +71,7 @@ from unit.oracle.known.builders import (
     WIDE,
     ZB,
     around_plan,
+    around_stages,
     compiled,
     compiled_layers,
     first_cut,
@@ -187,6 +188,15 @@ ALSO_SHOWN = [
     ("fully_shard_shape_of_nothing", first_cut(FROZEN, REPLICATED, split=Split.ROWWISE, seed=ASKING)),
     ("fsdp2_reduces_nothing", over_tp(REPLICATED, ONE_WEIGHT, tp=2, split=Split.COLWISE)),
     ("clip_grad_value_of_nothing", scenario(Pipeline(), FROZEN, ONE_WEIGHT, clipping=ClipValue())),
+    (
+        "clip_grad_value_of_nothing",
+        around_stages(
+            Pipeline(schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, num_chunks=2),
+            FSDP2(),
+            sizes=(2, 2),
+            clipping=ClipValue(),
+        ),
+    ),
     (
         "clip_grad_value_of_nothing",
         scenario(
