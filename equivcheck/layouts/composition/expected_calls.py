@@ -69,6 +69,8 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
     if reason:
         return Prediction(totals={}, reason=reason)
     view = RankView(training=training, layout=layout, coordinate=coordinate, held=full_parameters(training))
+    for parallelism in layout.parallelisms:
+        view = kind_of(parallelism).communication.split(view, parallelism)
     found: Totals = {}
     for parallelism in layout.parallelisms:
         communication = kind_of(parallelism).communication
@@ -77,7 +79,7 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
         view = replace(view, held=communication.hold(view, parallelism))
     for key, (num_calls, num_bytes) in count_reductions(view).items():
         add(found, key, num_calls, num_bytes)
-    left_out = tuple(each for each in _declared(training, layout) if each.ops is not None)
+    left_out = tuple(each for each in _declared(training, layout) if not each.is_total)
     open_bytes = (kind_of(parallelism).communication.open_bytes for parallelism in layout.parallelisms)
     return Prediction(totals=found, left_out=left_out, open_bytes=frozenset[str]().union(*open_bytes))
 
@@ -99,7 +101,7 @@ def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:
     """Yield the reasons why nothing can be predicted."""
     yield from (unmodelled.reason for unmodelled in UNPREDICTED_EXECUTION if unmodelled.applies(training, layout))
-    yield from (unmodelled.reason for unmodelled in _declared(training, layout) if unmodelled.ops is None)
+    yield from (unmodelled.reason for unmodelled in _declared(training, layout) if unmodelled.is_total)
 
 
 def _declared(training: Training, layout: Layout) -> Iterator[Unpredicted]:

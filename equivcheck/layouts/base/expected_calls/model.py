@@ -20,15 +20,20 @@ class Unpredicted:
     applies: Callable[[Training, Layout], bool]
     """Whether a scenario is in this situation."""
     ops: frozenset[str] | None = None
-    """Unpredicted operations (`Call.op`), if others are predicted. None if no operation is predicted."""
+    """Unpredicted operations (`Call.op`). None if no operation is predicted."""
     axes: Callable[[Layout], Collection[str]] | None = None
     """Returns the mesh axes along which `ops` are not predicted. None if they are unpredicted along all axes."""
+
+    @property
+    def is_total(self) -> bool:
+        """Whether no call is predicted in this situation."""
+        return self.ops is None and self.axes is None
 
     def leaves_out(self, key: Key, layout: Layout) -> bool:
         """Whether calls with this key are unpredicted. Keys do not name axes of one rank, so along these all `ops` are."""
         _, _, op, group = key
         is_along = self.axes is None or not group or not set(self.axes(layout)).isdisjoint(group.split(BETWEEN_AXES))
-        return self.ops is None or (op in self.ops and is_along)
+        return is_along and (self.ops is None or op in self.ops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,8 @@ class CommunicationModel:
 
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
     """Returns the collective calls on a rank caused by this parallelism."""
+    split: Callable[[RankView, Any], RankView] = lambda view, _parallelism: view
+    """Returns the rank with the part of the model that this parallelism leaves on it, before any parallelism is applied."""
     hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda view, _parallelism: view.held
     """Returns a rank's parameter shards after this parallelism is applied, as the next outer parallelism sees them."""
     open_bytes: frozenset[str] = frozenset()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from equivcheck.layouts.base.expected_calls.communication import Key, Totals, add, group_name
+from equivcheck.layouts.base.expected_calls.passes import Passes, Span
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.rounding import ITEM_BYTES
 from equivcheck.scenario import FSDP1, AuxiliaryLinear, Layout, Training, Wrapping
@@ -23,6 +25,8 @@ class Held:
     """Local shape, after the parallelisms applied so far."""
     cut: bool = False
     """Whether tensor parallelism shards the parameter."""
+    counts_in_norm: bool = True
+    """Whether the rank counts the parameter's gradient in the norm. Only one of the ranks with a copy counts it."""
 
     @property
     def name(self) -> str:
@@ -60,7 +64,12 @@ class RankView:
     coordinate: tuple[int, ...]
     """The rank's index along each mesh axis."""
     held: tuple[Held, ...]
-    """All distinct parameters in model order, with their shapes before the predicted parallelism is applied."""
+    """Distinct parameters in model order, with their shapes before the predicted parallelism is applied.
+
+    In a pipeline, they are the parameters in the rank's stages.
+    """
+    spans: tuple[Span, ...] = ()
+    """Modules that the rank calls, if a pipeline splits the model."""
 
     @property
     def item_bytes(self) -> int:
@@ -83,9 +92,31 @@ class RankView:
         """Whether a parameter gets a gradient in a step."""
         return held.trained and held.parameter.is_used_at(step)
 
+    def passes_at(self, step: int) -> Iterator[Passes]:
+        """Yield the passes that the rank runs in a step, in no particular order."""
+        microbatches, chunks = self.training.microbatches_at(step), self.layout.num_chunks
+        rows_of_chunks = dict(zip(microbatches, self.layout.rows_of_forwards(microbatches), strict=True))
+        for span in self.spans or (Span(layers=range(len(self.training.model.layers))),):
+            for microbatch in microbatches:
+                own_rows = microbatch // self.layout.num_data_ranks
+                yield Passes(step=step, span=span, rows=rows_of_chunks[microbatch], times=chunks, loss_rows=own_rows)
+            # Each number of rows has its own schedule, which infers shapes when it first runs.
+            for rows in rows_of_chunks.values() if span.infers_shapes and not step else ():
+                yield Passes(step=step, span=span, rows=rows, times=1, loss_rows=rows, infers=True)
+
+    def num_backwards(self, step: int) -> int:
+        """Return how many backward passes each module runs in a step."""
+        return len(self.training.microbatches_at(step)) * self.layout.num_chunks
+
     def differentiates(self, index: int, step: int) -> bool:
         """Whether a layer's output requires a gradient in a step. Layer -1 stands for the model's input or embedding."""
         return self._differentiates_embedded or any(self.trains(before, step) for before in range(index + 1))
+
+    def is_differentiated(self, index: int, passes: Passes) -> bool:
+        """Whether a layer's output requires a gradient in some passes, because of this layer or of a layer before it."""
+        if passes.infers or passes.differentiates_input:
+            return passes.differentiates_input
+        return self.differentiates(index, passes.step)
 
     @property
     def _differentiates_embedded(self) -> bool:
@@ -108,7 +139,9 @@ class RankView:
         shares = layers[index].shares
         if shares is not None and not layers[shares].frozen:
             return True
-        return any(self.has_gradient(held, step) for held in self.of_layer(index))
+        # In a pipeline, the layer may be on another rank.
+        own = (each for each in parameters_of(self.training.model) if each.layer == index)
+        return any(parameter.trained and parameter.is_used_at(step) for parameter in own)
 
 
 class Ledger:

@@ -33,7 +33,7 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held], 
     cut_along = [name for name in axes if view.layout.mesh.size(name) > 1]
     groups = [view.axes(*cut_along)] if flattened and cut_along else [view.axes(name) for name in cut_along]
     for step in range(view.training.steps):
-        num_norms = sum(has_kept_gradient(view, held, step) for held in parameters)
+        num_norms = sum(held.counts_in_norm and has_kept_gradient(view, held, step) for held in parameters)
         for group in groups if num_norms else ():
             ledger.note(step, f"all_reduce.{op}", group, (1 if is_torch_in(combined) else num_norms) * view.item_bytes)
     return ledger.totals
@@ -49,7 +49,7 @@ def sharded_clipping(view: RankView, axis: str, parts: Iterable[Held]) -> Totals
         return {}
     op = "max" if clipping.norm_type is NormType.INF else "sum"
     for step in range(view.training.steps):
-        kinds = {sharding_axes(view, held) for held in cut if has_kept_gradient(view, held, step)}
+        kinds = {sharding_axes(view, held) for held in cut if held.counts_in_norm and has_kept_gradient(view, held, step)}
         if kinds:
             ledger.note(step, f"all_reduce.{op}", view.axes(axis), len(kinds) * view.item_bytes, len(kinds))
     return ledger.totals

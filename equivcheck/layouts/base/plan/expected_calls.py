@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
+from equivcheck.layouts.base.expected_calls.passes import Passes
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView, runs
 from equivcheck.layouts.base.partition import chunk_size, shard_dim, shard_shape
 from equivcheck.layouts.base.plan.linears import (
@@ -32,14 +33,14 @@ from equivcheck.training.layers.facts import LayerLinear
 from equivcheck.training.layers.registry import layer_kind
 
 
-def differentiates_input(view: RankView, index: int, step: int) -> bool:
-    """Whether a layer's input requires a gradient in a step.
+def differentiates_input(view: RankView, index: int, passes: Passes) -> bool:
+    """Whether a layer's input requires a gradient in some passes.
 
     With one FSDP1 unit for the whole model, every parameter is a view of the flat parameter, so gradients also pass through
     frozen layers.
     """
     flat = any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.ROOT_ONLY for fsdp in view.layout.of(FSDP1))
-    return (flat and index > 0) or view.differentiates(index - 1, step)
+    return (flat and index > 0) or view.is_differentiated(index - 1, passes)
 
 
 def sharded_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[Held]:
@@ -52,10 +53,10 @@ def sharded_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[He
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One forward and backward pass through a linear, for predicting its collective calls."""
+    """Forward and backward passes through a linear, for predicting its collective calls."""
 
-    step: int
-    """Step, from 0."""
+    of: Passes
+    """Passes through the linear's module."""
     rows: int
     """Rows on all ranks of the tensor-parallel group together, multiplied by the sequence length if rows are sequences."""
     inputs: int
@@ -93,24 +94,24 @@ class PlannedCalls:
         self.axes = view.axes(TP)
         self.parallelism, self.inputs = parallelism, inputs_of(view.training.model, parallelism)
         self.length = own_length(view)
+        self._num_positions = 1 if self.length is None else self.length
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
         """Expected collective calls in all steps."""
         training = self.view.training
         for step in range(training.steps):
-            for microbatch in training.microbatches_at(step):
-                rows = microbatch // self.view.layout.num_data_ranks * (1 if self.length is None else self.length)
+            for passes in self.view.passes_at(step):
                 if self.parts > 1:
-                    self._model(step, rows)
-                if self.parallelism.loss_parallel:
-                    self.loss(step, rows)
+                    self._module(passes)
+                if self.parallelism.loss_parallel and passes.has_loss:
+                    self.loss(passes, passes.loss_rows * self._num_positions)
             if self.parts > 1:
                 self.after_backward(step)
         return self.ledger.totals
 
-    def loss(self, step: int, rows: int) -> None:
-        """Add the calls for a loss on vocabulary-parallel logits with `rows` rows."""
+    def loss(self, passes: Passes, rows: int) -> None:
+        """Add the calls for a loss on vocabulary-parallel logits with `rows` rows in all passes together."""
 
     def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
         """Add a linear's calls, except those that redistribute activations. Subclasses override this method."""
@@ -124,46 +125,48 @@ class PlannedCalls:
             return BY_ROWS
         return {Split.COLWISE: COLUMN, Split.ROWWISE: ROW}.get(plan.split, WHOLE)
 
-    def _model(self, step: int, rows: int) -> None:
-        self._embedding(step, rows)
-        for index in range(len(self.plan)):
-            self._layer(step, index, rows)
-        self._head(step, rows)
+    def _module(self, passes: Passes) -> None:
+        if passes.span.is_first:
+            self._embedding(passes)
+        for index in passes.span.layers:
+            self._layer(passes, index)
+        if passes.span.is_last:
+            self._head(passes)
 
-    def _embedding(self, step: int, rows: int) -> None:
+    def _embedding(self, passes: Passes) -> None:
         model, split = self.view.training.model, self.parallelism.source
         if model.source is None or self.length is None or split is Split.NOT_IN_PLAN:
             return
         once = Pass(
-            step=step,
-            rows=rows,
+            of=passes,
+            rows=passes.rows * self._num_positions,
             inputs=model.source.vocabulary,
             width=model.features,
-            trains_weight=not model.source.frozen or self.view.computes_frozen_gradients(None),
+            trains_weight=not passes.infers and (not model.source.frozen or self.view.computes_frozen_gradients(None)),
         )
         made = {Split.ROWWISE: ROW.made, Split.COLWISE: COLUMN.made}.get(split, ActivationPlacement.REPLICATED)
         self._outputs(once, made, OF_SHARDING[self.inputs[0]])
         if model.source.learned_positions:
             self._outputs(replace(once, rows=self.length), ActivationPlacement.REPLICATED, OF_SHARDING[self.inputs[0]])
 
-    def _head(self, step: int, rows: int) -> None:
+    def _head(self, passes: Passes) -> None:
         model, last = self.view.training.model, len(self.plan)
         if model.head is None or self.parallelism.head is Split.NOT_IN_PLAN:
             return
+        ties_frozen = model.head.tied and model.source is not None and model.source.frozen
         once = Pass(
-            step=step,
-            rows=rows,
+            of=passes,
+            rows=passes.rows * self._num_positions,
             inputs=model.in_features(last),
             width=prod(model.output_shape),
             bias=model.head.bias,
-            trains_weight=not (model.head.tied and model.source is not None and model.source.frozen)
-            or self.view.computes_frozen_gradients(None),
-            trains_bias=model.head.bias,
-            differentiates=model.head.norm is not None or differentiates_input(self.view, last, step),
+            trains_weight=not passes.infers and (not ties_frozen or self.view.computes_frozen_gradients(None)),
+            trains_bias=not passes.infers and model.head.bias,
+            differentiates=(not passes.infers and model.head.norm is not None) or differentiates_input(self.view, last, passes),
         )
         self._linear(once, head_plan(model, self.parallelism))
 
-    def _layer(self, step: int, index: int, rows: int) -> None:
+    def _layer(self, passes: Passes, index: int) -> None:
         if self.plan[index].split is Split.NOT_IN_PLAN:
             return
         model, plan = self.view.training.model, self.plan[index]
@@ -172,14 +175,15 @@ class PlannedCalls:
         shapes = {parameter.name: parameter.shape for parameter in parameters}
         trains_frozen = self.view.computes_frozen_gradients(index)
         without_gradient = {each.name for each in parameters if each.is_frozen and not trains_frozen}
-        trained, trains_shared = (self._trains(owner) for owner in (index, index if layer.shares is None else layer.shares))
-        differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and trained)
-        parts = [part for part in layer_kind(layer).linears(layer) if runs(part.runs, step)]
+        owners = (index, index if layer.shares is None else layer.shares)
+        trained, trains_shared = (not passes.infers and self._trains(owner) for owner in owners)
+        differentiates = differentiates_input(self.view, index, passes) or (layer.norm is not None and trained)
+        parts = [part for part in layer_kind(layer).linears(layer) if runs(part.runs, passes.step)]
         keeps = differentiates or trains_shared or (trained and _keeps_for_its_own(layer, parts, shapes))
         recomputed = self.view.layout.execution.checkpoints(index) and keeps
         once = Pass(
-            step=step,
-            rows=rows,
+            of=passes,
+            rows=passes.rows * self._num_positions,
             inputs=inputs,
             width=outputs,
             trains_weight=trained,
@@ -264,9 +268,10 @@ class PlannedCalls:
         return features
 
     def note(self, once: Pass, op: str, num_elements: int, times: int = 1) -> None:
-        """Add `times` calls of operation `op` with `num_elements` elements each."""
-        if times:
-            self.ledger.note(once.step, op, self.axes, num_elements * self.view.item_bytes * times, times)
+        """Add `times` calls of operation `op` with `num_elements` elements each, in each pass."""
+        num_calls = times * once.of.times
+        if num_calls:
+            self.ledger.note(once.of.step, op, self.axes, num_elements * self.view.item_bytes * num_calls, num_calls)
 
     def _reduced(self, once: Pass, target: ActivationPlacement, features: int) -> tuple[str, int]:
         """Return the reduction and its number of elements. A reduce-scatter is padded to equal shards."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.expected_calls.passes import Passes
 from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.base.expected_calls.shared import gradient_reductions
 from equivcheck.layouts.base.partition import chunk_sizes
@@ -36,18 +37,20 @@ class ContextParallelCalls:
         """Expected collective calls in the whole training."""
         if self.size > 1:
             for step in range(self.view.training.steps):
-                for microbatch in self.view.training.microbatches_at(step):
-                    self._layers(step, microbatch // self.view.layout.num_data_ranks)
+                for passes in self.view.passes_at(step):
+                    self._layers(passes)
         return self.ledger.totals
 
-    def _layers(self, step: int, rows: int) -> None:
-        for index, layer in enumerate(self.view.training.model.layers):
+    def _layers(self, passes: Passes) -> None:
+        for index in passes.span.layers:
+            layer = self.view.training.model.layers[index]
             attention_shape = self._held(index, layer_kind(layer).attention_shape(layer))
             if attention_shape is not None:
                 # Recomputation repeats the exchange, because the layer computes its output after it.
-                differentiates = self.view.differentiates(index, step)
+                differentiates = self.view.is_differentiated(index, passes)
                 recomputed = self.view.layout.execution.checkpoints(index) and differentiates
-                self.exchange(step, attention_shape, rows, 1 + recomputed, int(differentiates))
+                forwards, backwards = (1 + recomputed) * passes.times, differentiates * passes.times
+                self.exchange(passes.step, attention_shape, passes.rows, forwards, backwards)
 
     def _held(self, index: int, attention_shape: AttentionShape | None) -> AttentionShape | None:
         """Return this rank's heads, if tensor parallelism splits heads."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.expected_calls.passes import Passes
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.base.expected_calls.shared import dtensor_clipping, gradient_reductions, sharded_clipping
 from equivcheck.layouts.base.partition import shard_dim, shard_shape
@@ -21,9 +22,12 @@ FORWARD = 3
 def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
     ledger = Ledger()
     for step in range(view.training.steps):
-        num_exchanges = sum(_exchanges(view, step, index) for index in range(len(view.training.model.layers)))
+        exchanges = (
+            _exchanges(view, passes, index) * passes.times for passes in view.passes_at(step) for index in passes.span.layers
+        )
+        num_exchanges = sum(exchanges)
         if num_exchanges:
-            ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.microbatches_at(step)))
+            ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges)
     whole = [held for held in view.held if shard_dim(parallelism, held.parameter) is None]
     experts = [held for held in view.held if shard_dim(parallelism, held.parameter) is not None]
     return ledger.totals | gradient_reductions(view, EP, whole) | _clipping(view, parallelism, experts)
@@ -35,14 +39,14 @@ def _clipping(view: RankView, parallelism: ExpertParallel, experts: list[Held]) 
     return dtensor_clipping(view, (EP,), experts)
 
 
-def _exchanges(view: RankView, step: int, index: int) -> int:
-    """Count a layer's all-to-alls in one microbatch. Backward returns the gradients that rows and outputs need."""
+def _exchanges(view: RankView, passes: Passes, index: int) -> int:
+    """Count a layer's all-to-alls in one pass. Backward returns the gradients that rows and outputs need."""
     layer = view.training.model.layers[index]
     dispatch = layer_kind(layer).dispatch(layer)
     if dispatch is None:
         return 0
-    trains_rows = dispatch.trains_rows or view.differentiates(index - 1, step)
-    trains = trains_rows or not layer.frozen
+    trains_rows = (not passes.infers and dispatch.trains_rows) or view.is_differentiated(index - 1, passes)
+    trains = trains_rows or (not passes.infers and not layer.frozen)
     forwards = 1 + (trains and view.layout.execution.checkpoints(index))
     return FORWARD * forwards + trains + trains_rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.expected_calls.passes import Passes
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.base.expected_calls.shared import sharded_clipping
 from equivcheck.layouts.base.limits.limit import parallelism_of
@@ -35,8 +36,8 @@ class LocalCalls(PlannedCalls):
         elif linear is ROW and plan.output is ActivationSharding.FEATURES:
             self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
 
-    def loss(self, step: int, rows: int) -> None:
-        """Count two calls for each microbatch.
+    def loss(self, passes: Passes, rows: int) -> None:
+        """Count two calls for each pass.
 
         One has the maximum logit in each row. The other has the sums over classes in each row, such as the sum of exponentials.
         """
@@ -45,13 +46,13 @@ class LocalCalls(PlannedCalls):
         if self.parts > 1:
             is_typed = parallelism_of(self.view.layout, LocalTensorParallel).collectives is Collectives.TYPED
             largest = "all_gather" if is_typed else "all_reduce.max"
-            self.ledger.note(step, largest, self.axes, rows * self.view.item_bytes)
-            num_sums = 3 if loss.label_smoothing else 2
-            self.ledger.note(step, "all_reduce.sum", self.axes, num_sums * rows * self.view.item_bytes)
+            num_sums, num_bytes = 3 if loss.label_smoothing else 2, rows * self.view.item_bytes
+            self.ledger.note(passes.step, largest, self.axes, num_bytes, passes.times)
+            self.ledger.note(passes.step, "all_reduce.sum", self.axes, num_sums * num_bytes, passes.times)
 
     def after_backward(self, step: int) -> None:
         """Count the calls that sum gradients of norm layers on sharded rows."""
-        times = len(self.view.training.microbatches_at(step))
+        times = self.view.num_backwards(step)
         for held in self.view.held:
             if held.parameter.is_norm_parameter and self._is_of_own_rows(held) and self._is_differentiated(held, step):
                 self.ledger.note(step, "all_reduce.sum", self.axes, held.numel * self.view.item_bytes * times, times)

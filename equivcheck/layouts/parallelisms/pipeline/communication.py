@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 
 from equivcheck.layouts.base.expected_calls.communication import Totals, axes_of
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unpredicted
+from equivcheck.layouts.base.expected_calls.passes import Span
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.base.expected_calls.shared import one_norm
+from equivcheck.layouts.base.partition import local_shape
 from equivcheck.layouts.parallelisms.pipeline.stages import (
+    INFERS_BACKWARD,
     SharedWeight,
+    defers_reduction,
     has_ddp_stages,
     has_replicate_ddp_stages,
     layers_of_stages,
@@ -20,7 +24,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     stages_of_rank,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import Layout, ParameterOwner, Pipeline, StagePosition, Training
+from equivcheck.scenario import DDP, Layout, ParameterOwner, Pipeline, Replicate, StagePosition, Training
 from equivcheck.scenario.mesh import PP, REPLICATE
 from equivcheck.system.torch_version import is_torch_in
 
@@ -39,9 +43,10 @@ def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
             ledger.note(0, "all_reduce.min", view.axes(PP), _FLAG_BYTES)
             ledger.note(0, "all_reduce.sum", view.axes(PP), rounds * _FLAG_BYTES, rounds)
     # Each step sums each trained weight that has copies on several ranks, except empty shards.
-    line, shapes = _line(view), {held.parameter.full_name: held.shape for held in view.held}
+    line, coordinates = _line(view), dict(zip(view.layout.mesh.names, view.coordinate, strict=True))
+    parameters = {held.parameter.full_name: held.parameter for held in view.held}
     for weight in _copied(view, pipeline):
-        num_bytes = math.prod(shapes[weight.name]) * view.item_bytes
+        num_bytes = math.prod(local_shape(view.layout, parameters[weight.name], coordinates)) * view.item_bytes
         if weight.trained and num_bytes:
             axes = axes_of(tuple(line[number] for number in weight.ranks), view.layout.mesh)
             for step in range(view.training.steps):
@@ -61,14 +66,29 @@ def _copied(view: RankView, pipeline: Pipeline) -> tuple[SharedWeight, ...]:
     return tuple(weight for weight in found if view.index(PP) in weight.ranks)
 
 
-def _held(view: RankView, pipeline: Pipeline) -> tuple[Held, ...]:
-    """Return the parameters in the rank's stages, and copies of other ranks' weights."""
+def _stages_of_rank(view: RankView, pipeline: Pipeline) -> RankView:
+    """Return the rank with its stages, and with their parameters, including copies of other ranks' weights."""
+    counting = {weight.name: weight.first_rank == view.index(PP) for weight in _copied(view, pipeline)}
     stages = _stages(view, pipeline)
-    copied = {weight.name for weight in _copied(view, pipeline)}
-    return tuple(
-        held
+    held = tuple(
+        replace(held, counts_in_norm=counting.get(held.parameter.full_name, True))
         for held in view.held
-        if held.parameter.full_name in copied or any(_is_in_stage(view, pipeline, held, stage) for stage in stages)
+        if held.parameter.full_name in counting or any(_is_in_stage(view, pipeline, held, stage) for stage in stages)
+    )
+    return replace(view, held=held, spans=tuple(_span(view, pipeline, stage) for stage in stages))
+
+
+def _span(view: RankView, pipeline: Pipeline, stage: int) -> Span:
+    layers = layers_of_stages(pipeline, view.layout.mesh.size(PP), len(view.training.model.layers))
+    knows_gradients = is_torch_in(INFERS_BACKWARD)
+    is_differentiated = any(view.differentiates(layers[stage].start - 1, step) for step in range(view.training.steps))
+    return Span(
+        layers=layers[stage],
+        is_first=stage == 0,
+        is_last=stage == len(layers) - 1,
+        differentiates_input=stage > 0 and (is_differentiated or not knows_gradients),
+        infers_shapes=not pipeline.static_shapes,
+        infers_gradients=not pipeline.static_shapes and knows_gradients,
     )
 
 
@@ -93,6 +113,15 @@ def stage_views(view: RankView) -> tuple[StageView, ...]:
         for pipeline in view.layout.of(Pipeline)
         for stage in _stages(view, pipeline)
     ) or (StageView(view=view),)
+
+
+def num_fsdp_reductions(view: RankView, step: int, *, no_sync: bool) -> int:
+    """Return how often `fully_shard` or `replicate_with_fsdp` reduces gradients in a step.
+
+    It does so after each microbatch, or after the last one only. A pipeline's chunks do not count as microbatches.
+    """
+    is_once = no_sync and (not view.layout.has(Pipeline) or defers_reduction(view.training, view.layout))
+    return 1 if is_once else len(view.training.microbatches_at(step))
 
 
 def _stages(view: RankView, pipeline: Pipeline) -> tuple[int, ...]:
@@ -133,14 +162,26 @@ def _axes_inside(layout: Layout) -> tuple[str, ...]:
     return tuple(name for each in inside for name in layout.axes_of(each))
 
 
-def _reduces_stages(layout: Layout) -> bool:
-    return any(each.reduces_each_module for each in layout.parallelisms)
+def _recomputes_in_several_passes(training: Training, layout: Layout) -> bool:
+    """Whether layers inside stages communicate, and several passes of a split backward may recompute them."""
+    is_checkpointed = any(map(layout.execution.checkpoints, range(len(training.model.layers))))
+    return is_checkpointed and splits_backward(layout) and bool(_axes_inside(layout))
 
 
-def _all_reduces_stages(training: Training, layout: Layout) -> bool:
-    """Whether stages reduce their own gradients, and have replicas or copies of a weight."""
-    copies = (weights_of_several_ranks(training.model, pipeline, layout.mesh.size(PP)) for pipeline in layout.of(Pipeline))
-    return _reduces_stages(layout) and (REPLICATE in layout.mesh.names or any(copies))
+def _axes_of_wrapped_stages(layout: Layout) -> tuple[str, ...]:
+    """Return the mesh axes of parallelisms whose stages reduce their own gradients."""
+    return tuple(name for each in layout.parallelisms if each.reduces_each_module for name in layout.axes_of(each))
+
+
+def _axes_of_replicas(layout: Layout) -> tuple[str, ...]:
+    """Return the mesh axes along which stages that reduce their own gradients have replicas."""
+    return tuple(name for name in _axes_of_wrapped_stages(layout) if name == REPLICATE)
+
+
+def _reduces_copies(training: Training, layout: Layout) -> bool:
+    """Whether DDP or `replicate` reduces stages, and stages on several ranks have copies of a weight."""
+    pipelines = layout.of(Pipeline) if layout.has(DDP, Replicate) else ()
+    return any(weights_of_several_ranks(training.model, each, layout.mesh.size(PP)) for each in pipelines)
 
 
 def _reduces_chunks(layout: Layout) -> bool:
@@ -153,7 +194,7 @@ def _reduces_chunks(layout: Layout) -> bool:
 
 PIPELINE_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
-    hold=_held,
+    split=_stages_of_rank,
     sends_shards=True,
     unmodelled=(
         Unpredicted(
@@ -165,26 +206,36 @@ PIPELINE_COMMUNICATION = CommunicationModel(
         Unpredicted(
             reason="pipeline: gathers and reductions of stages that reduce their own gradients are not predicted: the schedule "
             "decides when they happen",
-            applies=lambda _training, layout: _reduces_stages(layout),
+            applies=lambda _training, layout: bool(_axes_of_wrapped_stages(layout)),
             ops=frozenset(("all_gather", "reduce_scatter.avg", "reduce_scatter.sum")),
+            axes=_axes_of_wrapped_stages,
         ),
         Unpredicted(
-            reason="pipeline: collectives of tensor, context or expert parallelism inside stages are not predicted: each chunk "
-            "calls them, and so do passes that infer shapes",
-            applies=lambda _training, layout: bool(_axes_inside(layout)),
+            reason="pipeline: collectives of tensor, context or expert parallelism inside stages are not predicted if layers "
+            "are checkpointed and the schedule splits the backward: each of its passes may recompute the layers",
+            applies=_recomputes_in_several_passes,
             ops=_OF_LAYERS,
             axes=_axes_inside,
         ),
         Unpredicted(
-            reason="pipeline: all-reduces over replicas or copies of stages that reduce their own gradients are not predicted: "
-            "they depend on the schedule and on the shards",
-            applies=_all_reduces_stages,
+            reason="pipeline: all-reduces over replicas of stages that reduce their own gradients are not predicted: the "
+            "schedule decides when they happen",
+            applies=lambda _training, layout: bool(_axes_of_replicas(layout)),
+            ops=frozenset(("all_reduce.avg", "all_reduce.sum")),
+            axes=_axes_of_replicas,
+        ),
+        Unpredicted(
+            reason="pipeline: calls of DDP or replicate stages are not predicted if a weight has copies on several ranks: copies "
+            "have other places in the stages' buckets than the weight in the model",
+            applies=_reduces_copies,
+            axes=_axes_of_wrapped_stages,
         ),
         Unpredicted(
             reason="pipeline: calls of DDP's hooks are not predicted under schedules that split the backward, or with "
             "several chunks of inferred shapes or of replicate stages: the hooks then reduce after other backward passes than "
             "the last one",
             applies=lambda _training, layout: _reduces_chunks(layout),
+            axes=_axes_of_wrapped_stages,
         ),
     ),
 )

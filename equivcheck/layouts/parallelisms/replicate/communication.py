@@ -8,9 +8,8 @@ from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.parallelisms.ddp.communication import ddp_totals
 from equivcheck.layouts.parallelisms.fsdp2.communication import reduce_op
 from equivcheck.layouts.parallelisms.fsdp2.units import units_of
-from equivcheck.layouts.parallelisms.pipeline.communication import stage_views
-from equivcheck.layouts.parallelisms.pipeline.stages import defers_reduction
-from equivcheck.scenario import DDP, Layout, Pipeline, Replicate, Replicator, Training
+from equivcheck.layouts.parallelisms.pipeline.communication import num_fsdp_reductions, stage_views
+from equivcheck.scenario import DDP, Layout, Replicate, Replicator, Training
 
 
 def _all_calls(view: RankView, replicate: Replicate) -> Totals:
@@ -26,9 +25,7 @@ def _fsdp_totals(view: RankView, replicate: Replicate) -> Totals:
     axes, op = view.axes(*view.layout.axes_of(replicate)), f"all_reduce.{reduce_op(view)}"
     units = [unit for stage in stage_views(view) for unit in units_of(stage.view, replicate.wrapping)]
     for step in range(view.training.steps):
-        # A schedule reduces after each microbatch, unless all but the last leave it out.
-        once = replicate.no_sync and (not view.layout.has(Pipeline) or defers_reduction(view.training, view.layout))
-        times = 1 if once else len(view.training.microbatches_at(step))
+        times = num_fsdp_reductions(view, step, no_sync=replicate.no_sync)
         for unit in units:
             num_elements = sum(held.numel for held in unit.held if view.has_gradient(held, step))
             if num_elements:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWISE, CommunicationModel, Unpredicted
+from equivcheck.layouts.base.expected_calls.passes import Passes
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.base.expected_calls.shared import dtensor_clipping
 from equivcheck.layouts.base.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
@@ -15,11 +16,11 @@ from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, sharded_held
 from equivcheck.layouts.base.plan.linears import NARROW_COLUMN, NARROW_ROW, ActivationPlacement, LinearPlacements, LinearPlan
 from equivcheck.layouts.base.plan.rules import computes_own_rows, has_partial_gradients, is_outside
+from equivcheck.layouts.parallelisms.pipeline.communication import num_fsdp_reductions
 from equivcheck.scenario import (
     FSDP2,
     ActivationSharding,
     CrossEntropy,
-    Layout,
     ParameterOwner,
     Replicate,
     Replicator,
@@ -67,24 +68,24 @@ class TensorParallelCalls(PlannedCalls):
             self.note(once, "all_gather", inputs * once.width, times=1 + again)
             self.note(once, "all_gather", inputs * once.rows, times=1 + once.completed + once.trained)
 
-    def loss(self, step: int, rows: int) -> None:
+    def loss(self, passes: Passes, rows: int) -> None:
         """Count the reductions of each row's maximum logit, sum of exponentials and label logit. They also run on one rank.
 
         A z-loss also gathers the logits, because DTensor computes `logsumexp` on full rows.
         """
         for op in ("all_reduce.max", "all_reduce.sum", "all_reduce.sum"):
-            self.ledger.note(step, op, self.axes, rows * self.view.item_bytes)
+            self.ledger.note(passes.step, op, self.axes, rows * self.view.item_bytes, passes.times)
         training = self.view.training
         if isinstance(training.loss, CrossEntropy) and training.loss.z_loss and self.parts > 1:
             part = rows * chunk_size(training.model.out_features, self.parts)
-            self.ledger.note(step, "all_gather", self.axes, part * self.view.item_bytes)
+            self.ledger.note(passes.step, "all_gather", self.axes, part * self.view.item_bytes, passes.times)
 
     def after_backward(self, step: int) -> None:
         """Count the calls that sum gradients of replicated parameters, if each rank used only some of the rows.
 
-        Each microbatch has such calls, unless an outer parallelism reduces gradients at the last microbatch only.
+        Each backward has such calls, unless an outer parallelism keeps partial gradients until it reduces them.
         """
-        times = 1 if reduces_at_last_microbatch(self.view.layout) else len(self.view.training.microbatches_at(step))
+        times = num_outer_reductions(self.view, step) or self.view.num_backwards(step)
         for held in self.view.held:
             if self._sees_own_rows(held) and self.view.has_gradient(held, step):
                 num_bytes = held.numel * self.view.item_bytes * times
@@ -100,17 +101,18 @@ class TensorParallelCalls(PlannedCalls):
         return held.parameter.is_norm_parameter or by_rows
 
 
-def reduces_at_last_microbatch(layout: Layout) -> bool:
-    """Whether an outer `fully_shard` or `replicate_with_fsdp` reduces gradients at the last microbatch only."""
-    for one in layout.parallelisms:
+def num_outer_reductions(view: RankView, step: int) -> int:
+    """Return how often an outer `fully_shard` or `replicate_with_fsdp` reduces gradients in a step. 0 without one."""
+    for one in view.layout.parallelisms:
         if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):
-            return one.no_sync
-    return False
+            return num_fsdp_reductions(view, step, no_sync=one.no_sync)
+    return 0
 
 
 def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
     kind = [held for held in sharded_held(view, parallelism) if not is_outside(parallelism, held.parameter)]
-    is_cut = any(held.cut and held.trained and not _has_whole_gradient(view, parallelism, held) for held in kind)
+    trained = [held for held in kind if held.trained and held.counts_in_norm]
+    is_cut = any(held.cut and not _has_whole_gradient(view, parallelism, held) for held in trained)
     return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
 
 

@@ -1,0 +1,51 @@
+"""Forward and backward passes that a rank runs in each step: of the whole model, or of pipeline stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Consecutive layers that a rank calls as one module: a pipeline stage, or the whole model."""
+
+    layers: range
+    """Indices of the layers."""
+    is_first: bool = True
+    """Whether the module has the embedding."""
+    is_last: bool = True
+    """Whether the module has the head, and its outputs go to the loss."""
+    differentiates_input: bool = False
+    """Whether every backward computes the gradient of the module's input."""
+    infers_shapes: bool = False
+    """Whether each number of rows starts with one more forward, which infers the shapes that stages send."""
+    infers_gradients: bool = False
+    """Whether this forward is followed by the loss, and by a backward that only computes the gradient of the module's input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Passes of one module on equally many rows, in the same step."""
+
+    step: int
+    """Step, from 0."""
+    span: Span
+    """The module's layers."""
+    rows: int
+    """Number of rows, or sequences, in one pass."""
+    times: int
+    """Number of passes."""
+    loss_rows: int
+    """Rows, or sequences, that the passes together have in the loss. Rows that only pad a chunk are left out."""
+    infers: bool = False
+    """Whether the passes only infer the shapes that a stage sends. They compute no gradients of parameters."""
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the passes compute the loss."""
+        return self.span.is_last and (not self.infers or self.span.infers_gradients)
+
+    @property
+    def differentiates_input(self) -> bool:
+        """Whether backward computes the gradient of the module's input, even if no parameter before the module is trained."""
+        return self.span.differentiates_input and (not self.infers or self.span.infers_gradients)
