@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from equivcheck.layouts.base.expected_calls.communication import axes_of, traffic
+from equivcheck.layouts.base.expected_calls.communication import axes_along, axes_of, traffic
 from equivcheck.layouts.composition.program import rank_program
 from equivcheck.scenario import DDP, FSDP2, Axis, ClipNorm, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.training.setup import Setup
@@ -71,3 +71,10 @@ def test_a_group_is_called_by_its_axes() -> None:
         (0, 1, 2): "ranks 0, 1, 2",
     }
     assert {group: axes_of(group, MESH) for group in names} == names
+
+
+def test_a_group_lies_along_the_axes_in_which_its_ranks_differ() -> None:
+    """This holds for a group named by its axes, and for one named by its ranks."""
+    assert axes_along("dp_replicate x dp_shard", MESH) == {"dp_replicate", "dp_shard"}
+    assert axes_along("ranks 0, 3", MESH) == {"dp_replicate", "dp_shard"}
+    assert axes_along("ranks 1, 3", MESH) == {"dp_replicate"}

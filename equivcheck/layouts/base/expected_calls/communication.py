@@ -18,8 +18,10 @@ from equivcheck.worlds.trace.stage import Stage
 Key = tuple[int, Stage, str, str]
 """Step, stage, op and axes. Calls with the same key are summed."""
 
-BETWEEN_AXES = " x "
+_BETWEEN_AXES = " x "
 """Text between mesh axes in the name of a group."""
+_RANKS = "ranks "
+"""Start of the name of a group that is no submesh."""
 
 Totals = dict[Key, tuple[int, int]]
 """Calls and bytes for each key."""
@@ -100,7 +102,7 @@ def order_of(key: Key) -> tuple[int, int, str, str]:
 def group_name(names: Iterable[str], mesh: Mesh) -> str:
     """Return the name of the group over these mesh axes. Axes with one rank are left out."""
     wanted = set(names)
-    return BETWEEN_AXES.join(axis.name for axis in mesh.axes if axis.name in wanted and axis.size > 1)
+    return _BETWEEN_AXES.join(axis.name for axis in mesh.axes if axis.name in wanted and axis.size > 1)
 
 
 @lru_cache(maxsize=1024)
@@ -110,5 +112,13 @@ def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
     along = [sorted({coordinate[axis] for coordinate in coordinates}) for axis in range(len(mesh.axes))]
     whole = all(len(found) in (1, axis.size) for found, axis in zip(along, mesh.axes, strict=True))
     if not whole or sorted(coordinates) != sorted(product(*along)):
-        return f"ranks {', '.join(map(str, ranks))}"
+        return f"{_RANKS}{', '.join(map(str, ranks))}"
     return group_name([axis.name for found, axis in zip(along, mesh.axes, strict=True) if len(found) > 1], mesh)
+
+
+def axes_along(group: str, mesh: Mesh) -> set[str]:
+    """Return the mesh axes along which the ranks in a group differ, given the group's name."""
+    if not group.startswith(_RANKS):
+        return set(group.split(_BETWEEN_AXES))
+    coordinates = [mesh.coordinate(int(rank)) for rank in group.removeprefix(_RANKS).split(", ")]
+    return {name for name, indices in zip(mesh.names, zip(*coordinates, strict=True), strict=True) if len(set(indices)) > 1}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from equivcheck.layouts.base.expected_calls.communication import BETWEEN_AXES, Key, Totals
+from equivcheck.layouts.base.expected_calls.communication import Key, Totals, axes_along
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.scenario import Layout, Training
 
@@ -32,7 +32,7 @@ class Unpredicted:
     def leaves_out(self, key: Key, layout: Layout) -> bool:
         """Whether calls with this key are unpredicted. Keys do not name axes of one rank, so along these all `ops` are."""
         _, _, op, group = key
-        is_along = self.axes is None or not group or not set(self.axes(layout)).isdisjoint(group.split(BETWEEN_AXES))
+        is_along = self.axes is None or not group or not axes_along(group, layout.mesh).isdisjoint(self.axes(layout))
         return is_along and (self.ops is None or op in self.ops)
 
 
