@@ -9,6 +9,7 @@ from typing import Any
 
 from equivcheck.layouts.base.expected_calls.communication import Totals, add
 from equivcheck.layouts.base.expected_calls.model import Unpredicted
+from equivcheck.layouts.base.expected_calls.passes import Span
 from equivcheck.layouts.base.expected_calls.rank_view import RankView, full_parameters
 from equivcheck.layouts.base.expected_calls.shared import count_reductions
 from equivcheck.layouts.composition.registry import kind_of
@@ -68,7 +69,8 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
     reason = next(_reasons(training, layout), "")
     if reason:
         return Prediction(totals={}, reason=reason)
-    view = RankView(training=training, layout=layout, coordinate=coordinate, held=full_parameters(training))
+    spans = (Span(layers=range(len(training.model.layers))),)
+    view = RankView(training=training, layout=layout, coordinate=coordinate, held=full_parameters(training), spans=spans)
     for parallelism in layout.parallelisms:
         view = kind_of(parallelism).communication.split(view, parallelism)
     found: Totals = {}

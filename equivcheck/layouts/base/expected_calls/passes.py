@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equivcheck.scenario import ParameterOwner
+from equivcheck.training.layers.parameters import Parameter
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
@@ -21,6 +24,11 @@ class Span:
     """Whether each number of rows starts with one more forward, which infers the shapes that stages send."""
     infers_gradients: bool = False
     """Whether this forward is followed by the loss, and by a backward that only computes the gradient of the module's input."""
+
+    def holds(self, parameter: Parameter) -> bool:
+        """Whether the module has a parameter: of its layers, of the embedding, of the head, or of the model's output scale."""
+        owners = {ParameterOwner.SOURCE: self.is_first, ParameterOwner.HEAD: self.is_last, ParameterOwner.MODEL: self.is_last}
+        return parameter.layer in self.layers or owners.get(parameter.owner, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

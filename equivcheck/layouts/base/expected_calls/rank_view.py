@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from equivcheck.layouts.base.expected_calls.communication import Key, Totals, add, group_name
 from equivcheck.layouts.base.expected_calls.passes import Passes, Span
@@ -68,8 +68,8 @@ class RankView:
 
     In a pipeline, they are the parameters in the rank's stages.
     """
-    spans: tuple[Span, ...] = ()
-    """Modules that the rank calls, if a pipeline splits the model."""
+    spans: tuple[Span, ...]
+    """Modules that the rank calls: its pipeline stages, or the whole model."""
 
     @property
     def item_bytes(self) -> int:
@@ -92,11 +92,17 @@ class RankView:
         """Whether a parameter gets a gradient in a step."""
         return held.trained and held.parameter.is_used_at(step)
 
+    def modules(self) -> Iterator[tuple[Span, RankView]]:
+        """Yield each module that the rank calls, with a view of its own parameters only."""
+        for span in self.spans:
+            held = tuple(held for held in self.held if span.holds(held.parameter))
+            yield span, replace(self, held=held, spans=(span,))
+
     def passes_at(self, step: int) -> Iterator[Passes]:
         """Yield the passes that the rank runs in a step, in no particular order."""
         microbatches, chunks = self.training.microbatches_at(step), self.layout.num_chunks
         rows_of_chunks = dict(zip(microbatches, self.layout.rows_of_forwards(microbatches), strict=True))
-        for span in self.spans or (Span(layers=range(len(self.training.model.layers))),):
+        for span in self.spans:
             for microbatch in microbatches:
                 own_rows = microbatch // self.layout.num_data_ranks
                 yield Passes(step=step, span=span, rows=rows_of_chunks[microbatch], times=chunks, loss_rows=own_rows)

@@ -19,7 +19,6 @@ from equivcheck.layouts.parallelisms.ddp.buckets import (
     trained_parameters,
     unused_parameters,
 )
-from equivcheck.layouts.parallelisms.pipeline.communication import StageView, stage_views
 from equivcheck.layouts.parallelisms.pipeline.stages import INFERS_BACKWARD, has_ddp_stages
 from equivcheck.scenario import DDP, Compression, Pipeline, TensorParallel
 from equivcheck.system.torch_version import is_torch_in
@@ -41,8 +40,8 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
     Set `has_buffers` to False for `replicate`. It broadcasts no buffers because it wraps only parameters.
     """
     ledger = Ledger()
-    for stage in stage_views(view):
-        wrapper = Wrapper(stage.view, ddp, axes, ledger, _buffer_bytes(stage) if has_buffers else [])
+    for span, module in view.modules():
+        wrapper = Wrapper(module, ddp, axes, ledger, _buffer_bytes(module, is_last=span.is_last) if has_buffers else [])
         sizes: set[int] = set()
         for step in range(view.training.steps):
             rows = view.training.microbatches_at(step)
@@ -100,12 +99,12 @@ class Wrapper:
             self.ledger.note(step, "all_reduce.sum", self.axes, reduced.used_map)
 
 
-def _buffer_bytes(stage: StageView) -> list[int]:
+def _buffer_bytes(view: RankView, *, is_last: bool) -> list[int]:
     """Return the bytes of a module's buffers, added up for each element type, because DDP broadcasts such buffers together."""
-    view, model = stage.view, stage.view.training.model
+    model = view.training.model
     num_biases = sum(dispatch.num_counted_each_step for dispatch in dispatches_of(view))
     found = Counter({"int64": model.counter * COUNTER_BYTES})
-    found[view.training.precision.value] += model.offset * stage.is_last * model.out_features * view.item_bytes
+    found[view.training.precision.value] += model.offset * is_last * model.out_features * view.item_bytes
     found[ROUTER_BIAS.value] += num_biases * ITEM_BYTES[ROUTER_BIAS.value]
     return [num_bytes for num_bytes in found.values() if num_bytes]
 

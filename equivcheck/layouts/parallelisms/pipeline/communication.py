@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from equivcheck.layouts.base.expected_calls.communication import Totals, axes_of
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.passes import Span
-from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.base.expected_calls.shared import one_norm
 from equivcheck.layouts.base.partition import local_shape
 from equivcheck.layouts.parallelisms.pipeline.stages import (
@@ -18,13 +18,12 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     has_ddp_stages,
     has_replicate_ddp_stages,
     layers_of_stages,
-    num_stages,
     rank_of_stages,
     splits_backward,
     stages_of_rank,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import DDP, Layout, ParameterOwner, Pipeline, Replicate, StagePosition, Training
+from equivcheck.scenario import DDP, Layout, Pipeline, Replicate, StagePosition, Training
 from equivcheck.scenario.mesh import PP, REPLICATE
 from equivcheck.system.torch_version import is_torch_in
 
@@ -69,13 +68,14 @@ def _copied(view: RankView, pipeline: Pipeline) -> tuple[SharedWeight, ...]:
 def _stages_of_rank(view: RankView, pipeline: Pipeline) -> RankView:
     """Return the rank with its stages, and with their parameters, including copies of other ranks' weights."""
     counting = {weight.name: weight.first_rank == view.index(PP) for weight in _copied(view, pipeline)}
-    stages = _stages(view, pipeline)
+    stages = stages_of_rank(pipeline, view.index(PP), view.layout.mesh.size(PP))
+    spans = tuple(_span(view, pipeline, stage) for stage in stages)
     held = tuple(
         replace(held, counts_in_norm=counting.get(held.parameter.full_name, True))
         for held in view.held
-        if held.parameter.full_name in counting or any(_is_in_stage(view, pipeline, held, stage) for stage in stages)
+        if held.parameter.full_name in counting or any(span.holds(held.parameter) for span in spans)
     )
-    return replace(view, held=held, spans=tuple(_span(view, pipeline, stage) for stage in stages))
+    return replace(view, held=held, spans=spans)
 
 
 def _span(view: RankView, pipeline: Pipeline, stage: int) -> Span:
@@ -92,29 +92,6 @@ def _span(view: RankView, pipeline: Pipeline, stage: int) -> Span:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageView:
-    """One module that data parallelism wraps: a pipeline stage, or the whole model if there is no pipeline."""
-
-    view: RankView
-    """The rank with this module's parameters only."""
-    is_last: bool = True
-    """Whether the module computes the model's outputs."""
-
-
-def stage_views(view: RankView) -> tuple[StageView, ...]:
-    """Return the modules that data parallelism wraps on a rank."""
-    last = num_stages(view.layout) - 1 if view.layout.has(Pipeline) else None
-    return tuple(
-        StageView(
-            view=replace(view, held=tuple(held for held in view.held if _is_in_stage(view, pipeline, held, stage))),
-            is_last=stage == last,
-        )
-        for pipeline in view.layout.of(Pipeline)
-        for stage in _stages(view, pipeline)
-    ) or (StageView(view=view),)
-
-
 def num_fsdp_reductions(view: RankView, step: int, *, no_sync: bool) -> int:
     """Return how often `fully_shard` or `replicate_with_fsdp` reduces gradients in a step.
 
@@ -122,17 +99,6 @@ def num_fsdp_reductions(view: RankView, step: int, *, no_sync: bool) -> int:
     """
     is_once = no_sync and (not view.layout.has(Pipeline) or defers_reduction(view.training, view.layout))
     return 1 if is_once else len(view.training.microbatches_at(step))
-
-
-def _stages(view: RankView, pipeline: Pipeline) -> tuple[int, ...]:
-    return stages_of_rank(pipeline, view.index(PP), view.layout.mesh.size(PP))
-
-
-def _is_in_stage(view: RankView, pipeline: Pipeline, held: Held, stage: int) -> bool:
-    """Whether a stage has a parameter of its own layers, of the embedding (first stage), or of the head or model (last stage)."""
-    spans = layers_of_stages(pipeline, view.layout.mesh.size(PP), len(view.training.model.layers))
-    owners = {ParameterOwner.SOURCE: 0, ParameterOwner.HEAD: len(spans) - 1, ParameterOwner.MODEL: len(spans) - 1}
-    return held.layer in spans[stage] or owners.get(held.parameter.owner) == stage
 
 
 def _num_rounds(pipeline: Pipeline, ranks: int) -> int:

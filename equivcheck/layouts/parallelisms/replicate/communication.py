@@ -8,7 +8,7 @@ from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.parallelisms.ddp.communication import ddp_totals
 from equivcheck.layouts.parallelisms.fsdp2.communication import reduce_op
 from equivcheck.layouts.parallelisms.fsdp2.units import units_of
-from equivcheck.layouts.parallelisms.pipeline.communication import num_fsdp_reductions, stage_views
+from equivcheck.layouts.parallelisms.pipeline.communication import num_fsdp_reductions
 from equivcheck.scenario import DDP, Layout, Replicate, Replicator, Training
 
 
@@ -23,7 +23,7 @@ def _fsdp_totals(view: RankView, replicate: Replicate) -> Totals:
     """Count the calls in all steps. Only gradients are reduced, unit by unit."""
     ledger = Ledger()
     axes, op = view.axes(*view.layout.axes_of(replicate)), f"all_reduce.{reduce_op(view)}"
-    units = [unit for stage in stage_views(view) for unit in units_of(stage.view, replicate.wrapping)]
+    units = [unit for _, module in view.modules() for unit in units_of(module, replicate.wrapping)]
     for step in range(view.training.steps):
         times = num_fsdp_reductions(view, step, no_sync=replicate.no_sync)
         for unit in units:
