@@ -88,7 +88,7 @@ def _span(view: RankView, pipeline: Pipeline, stage: int) -> Span:
         is_last=stage == len(layers) - 1,
         differentiates_input=stage > 0 and (is_differentiated or not knows_gradients),
         infers_shapes=not pipeline.static_shapes,
-        infers_gradients=not pipeline.static_shapes and knows_gradients,
+        infers_gradients=knows_gradients,
     )
 
 
