@@ -218,6 +218,13 @@ def even_shards(scenario: Scenario) -> Scenario:
     return replace(scenario, training=with_widths(scenario.training, parts))
 
 
+@_in_training
+def twice_the_rows(training: Training) -> Training:
+    """Double the number of rows in each microbatch."""
+    microbatches = tuple(2 * rows for rows in training.data.microbatches)
+    return replace(training, data=replace(training.data, microbatches=microbatches))
+
+
 @_in_layouts
 def redistributed_gradients(layout: Layout) -> Layout:
     """Redistribute gradients to the placements of their parameters, in DTensor SPMD."""

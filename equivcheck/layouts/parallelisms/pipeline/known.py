@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equivcheck.layouts.base.known_predicates import need, show
+from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.pipeline import stages
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     ALWAYS_SPLIT,
@@ -202,6 +203,27 @@ def _features_sent(scenario: Scenario, plan: TensorParallel) -> Iterator[int]:
         is_padded = entry.split is Split.COLWISE and (ends_in_linear or is_exchanged)
         if is_padded or (is_exchanged and following.split is Split.ROWWISE):
             yield model.in_features(end + 1)
+
+
+@need
+def stages_send_slices_of_one_row(scenario: Scenario) -> bool:
+    """Whether a stage of `parallelize_module` sends this rank's positions of a single row, as a slice of all positions."""
+    training, layout = scenario.training, scenario.layout
+    if training.model.length is None or not layout.has(Pipeline) or 1 not in layout.rows_of_forwards(training.data.microbatches):
+        return False
+    plans = layout.of(TensorParallel) if layout.mesh.size(TP) > 1 else ()
+    ends = [span[-1] for pipeline in layout.of(Pipeline) for span in _spans(scenario, pipeline)[:-1]]
+    return any(_slices_positions(scenario, plan, end) for plan in plans for end in ends)
+
+
+def _slices_positions(scenario: Scenario, plan: TensorParallel, index: int) -> bool:
+    """Whether a layer ends in a linear that computes all positions, of which each rank keeps some."""
+    model, entry = scenario.training.model, plan.plan[index]
+    computes_all = entry.split is Split.COLWISE or (
+        entry.split is Split.REPLICATED and inputs_of(model, plan)[index] is not ActivationSharding.ROWS
+    )
+    ends_in_linear = model.layers[index].with_fields(shape_op=None).ends_in_linear
+    return ends_in_linear and computes_all and entry.output is ActivationSharding.ROWS
 
 
 @need

@@ -152,6 +152,12 @@ def with_columns_in_stages(scenario: Scenario) -> Scenario:
     return replace(scenario, layout=Layout(mesh=mesh, parallelisms=(plan, *scenario.layout.parallelisms)))
 
 
+def of_positions(scenario: Scenario) -> Scenario:
+    """Let rows be sequences of two positions."""
+    model = replace(scenario.training.model, length=2)
+    return replace(scenario, training=replace(scenario.training, model=model))
+
+
 def of_experts(
     layer: Experts, *around: Parallelism, ranks: int, storage: ExpertStorage = ExpertStorage.DTENSOR, **changes: object
 ) -> Scenario:

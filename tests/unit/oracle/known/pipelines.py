@@ -8,6 +8,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    Activation,
     ClipValue,
     Data,
     Layer,
@@ -30,6 +31,7 @@ from unit.oracle.known.builders import (
     VIEWED,
     ZB,
     around_stages,
+    of_positions,
     scenario,
     with_columns_in_stages,
     with_experts_on_ranks,
@@ -39,6 +41,8 @@ from unit.oracle.known.builders import (
 RESHARDED, KEPT = FSDP2(), FSDP2(reshard_after_forward=False)
 OF_GIVEN_SHAPES = replace(DUAL, static_shapes=True)
 THREE_STAGES = Pipeline(schedule=ZB, stages_per_rank=3, num_chunks=4)
+ACTIVATED = Layer(width=4, activation=Activation.TANH)
+ONE_ROW = Data(microbatches=(1,))
 SEARCHING = DDP(find_unused_parameters=True)
 TWO_SIZES = Data(microbatches=(4, 8))
 
@@ -149,6 +153,14 @@ SHOWN = {
         [
             with_columns_in_stages(scenario(Pipeline(), Layer(width=4), Layer(width=2), data=FOUR_ROWS)),
             with_plan_in_stages(scenario(Pipeline(), Layer(width=3), Layer(width=2), data=FOUR_ROWS)),
+        ],
+    ),
+    "stage_output_of_one_row": (
+        with_columns_in_stages(of_positions(scenario(Pipeline(), Layer(width=4), Layer(width=2), data=ONE_ROW))),
+        [
+            with_columns_in_stages(of_positions(scenario(Pipeline(), Layer(width=4), Layer(width=2)))),
+            with_columns_in_stages(of_positions(scenario(Pipeline(), ACTIVATED, Layer(width=2), data=ONE_ROW))),
+            with_plan_in_stages(of_positions(scenario(Pipeline(), Layer(width=4), Layer(width=2), data=ONE_ROW))),
         ],
     ),
     "split_backward_of_view": (
