@@ -320,6 +320,34 @@ def test_a_script_with_dtensors_computes_what_ranks_compute(
     assert differences.keys() == differences_of_traces(scenario).keys()
 
 
+@pytest.mark.parametrize("name", [*SCHEDULES, "presplit"])
+@pytest.mark.parametrize("inner", ["gather", "ring", "experts"])
+@pytest.mark.parametrize("around", [(), (LocalDataParallel(),)], ids=["two_axes", "three_axes"])
+def test_a_script_exchanges_positions_and_rows_of_stages(
+    around: tuple[Parallelism, ...], inner: str, name: str, tmp_path: Path
+) -> None:
+    """Only ranks of the same stage exchange keys, or rows for experts. Ranks pad chunks after they take their rows."""
+    model = replace(DECODER, source=Tokens(vocabulary=5, learned_positions=True), head=Head())
+    pipeline = replace(SCHEDULES["gpipe"], presplit=True) if name == "presplit" else SCHEDULES[name]
+    scenario = a_scenario(inner, pipeline, *around, rows=(20, 12) if name == "presplit" else (16, 8), model=model)
+    require_supported(scenario)
+    _, differences = run_script(scenario, tmp_path)
+    assert differences.keys() == differences_of_traces(scenario).keys()
+
+
+@pytest.mark.parametrize("balance", LoadBalancer)
+def test_a_script_weights_chunks_by_positions(balance: LoadBalancer, tmp_path: Path) -> None:
+    """One rank has three of five positions and the other has two, so the mean over them is not the mean of their means."""
+    model = replace(DECODER, source=None, head=None)
+    pipeline = replace(SCHEDULES["zbv"], static_shapes=True)
+    scenario = clipped_scenario(
+        model, {"pp": 2, "cp": 2}, ContextParallel(balance=balance), pipeline, microbatches=(4, 2), loss=Loss.MSE_MEAN
+    )
+    require_supported(scenario)
+    _, differences = run_script(scenario, tmp_path)
+    assert differences.keys() == differences_of_traces(scenario).keys()
+
+
 def test_a_script_shards_features_of_masks_over_tensor_parallel_ranks(tmp_path: Path) -> None:
     """Ranks of other stages hold no shard of a layer's features."""
     plan = LocalTensorParallel(
@@ -393,13 +421,6 @@ def test_each_chunk_gets_rows_for_all_ranks(presplit: bool) -> None:
     layout = replace(scenario.layout, parallelisms=(plan, replace(pipeline, presplit=presplit)))
     assert "not a multiple of the ranks" in (limit_reason(scenario.training, layout) or "")
     assert fit_training(scenario.training, layout).data.microbatches == (8, 4)
-
-
-@pytest.mark.parametrize("around", [(), (LocalDataParallel(),), (SHARDED_STAGES,)])
-def test_scripts_have_no_experts_in_stages(around: tuple[Parallelism, ...]) -> None:
-    """The reason names expert parallelism, and not an order of axes that no mesh can have."""
-    with pytest.raises(CannotExport, match="ExpertParallel inside Pipeline"):
-        script_of(a_scenario("experts", SCHEDULES["gpipe"], *around, rows=(16, 16)))
 
 
 def test_ranks_without_rows_recompute_at_the_same_point() -> None:

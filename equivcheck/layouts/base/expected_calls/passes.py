@@ -1,4 +1,4 @@
-"""Forward and backward passes that a rank runs in each step: of the whole model, or of pipeline stages."""
+"""Forward and backward passes that a rank runs in each step, through the whole model or through pipeline stages."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ class Span:
     """Consecutive layers that a rank calls as one module: a pipeline stage, or the whole model."""
 
     layers: range
-    """Indices of the layers."""
+    """Layer indices."""
     is_first: bool = True
     """Whether the module has the embedding."""
     is_last: bool = True
     """Whether the module has the head, and its outputs go to the loss."""
     differentiates_input: bool = False
-    """Whether every backward computes the gradient of the module's input."""
+    """Whether every backward computes a gradient for the module's input."""
     infers_shapes: bool = False
-    """Whether each number of rows starts with one more forward, which infers the shapes that stages send."""
+    """Whether an additional forward infers the shapes that stages send, before the first chunk with a new number of rows."""
     infers_gradients: bool = False
-    """Whether this forward is followed by the loss, and by a backward that only computes the gradient of the module's input."""
+    """Whether this forward is followed by the loss, and by a backward that only computes a gradient for the module's input."""
 
     def holds(self, parameter: Parameter) -> bool:
-        """Whether the module has a parameter: of its layers, of the embedding, of the head, or of the model's output scale."""
+        """Whether the module has a parameter, because it has the layer, the embedding, the head or the output scale."""
         owners = {ParameterOwner.SOURCE: self.is_first, ParameterOwner.HEAD: self.is_last, ParameterOwner.MODEL: self.is_last}
         return parameter.layer in self.layers or owners.get(parameter.owner, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Passes of one module on equally many rows, in the same step."""
+    """Passes through the same module in the same step, on equally many rows."""
 
     step: int
     """Step, from 0."""
@@ -42,11 +42,11 @@ class Passes:
     rows: int
     """Number of rows, or sequences, in one pass."""
     times: int
-    """Number of passes."""
+    """How many passes."""
     loss_rows: int
     """Rows, or sequences, that the passes together have in the loss. Rows that only pad a chunk are left out."""
     infers: bool = False
-    """Whether the passes only infer the shapes that a stage sends. They compute no gradients of parameters."""
+    """Whether the passes only infer the shapes that a stage sends. They compute no parameter gradients."""
 
     @property
     def has_loss(self) -> bool:
@@ -55,5 +55,5 @@ class Passes:
 
     @property
     def differentiates_input(self) -> bool:
-        """Whether backward computes the gradient of the module's input, even if no parameter before the module is trained."""
+        """Whether backward computes a gradient for the module's input, even if no parameter before the module is trained."""
         return self.span.differentiates_input and (not self.infers or self.span.infers_gradients)

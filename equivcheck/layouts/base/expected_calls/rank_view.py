@@ -93,7 +93,7 @@ class RankView:
         return held.trained and held.parameter.is_used_at(step)
 
     def modules(self) -> Iterator[tuple[Span, RankView]]:
-        """Yield each module that the rank calls, with a view of its own parameters only."""
+        """Yield each module that the rank calls, and a view with only the module's parameters."""
         for span in self.spans:
             held = tuple(held for held in self.held if span.holds(held.parameter))
             yield span, replace(self, held=held, spans=(span,))
@@ -119,7 +119,7 @@ class RankView:
         return self._differentiates_embedded or any(self.trains(before, step) for before in range(index + 1))
 
     def is_differentiated(self, index: int, passes: Passes) -> bool:
-        """Whether a layer's output requires a gradient in some passes, because of this layer or of a layer before it."""
+        """Whether a layer's output requires a gradient in some passes. This depends on the layer and on earlier layers."""
         if passes.infers or passes.differentiates_input:
             return passes.differentiates_input
         return self.differentiates(index, passes.step)

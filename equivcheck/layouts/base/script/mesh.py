@@ -7,7 +7,7 @@ from equivcheck.layouts.base.limits.optimizers import has_units_of_dtensors, kee
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.text import tuple_code
 from equivcheck.scenario import Layout, Parallelism
-from equivcheck.scenario.mesh import CP, DP, PP, REPLICATE, SHARD, TP
+from equivcheck.scenario.mesh import CP, DP, EP, PP, REPLICATE, SHARD, TP
 
 
 def mesh_of(draft: Draft, parallelism: Parallelism, *, named: bool = False) -> str:
@@ -46,8 +46,13 @@ def inner_ranks(layout: Layout) -> int:
 
 def data_rank(draft: Draft) -> str:
     """Return code for a rank's data-parallel index."""
-    inner = inner_ranks(draft.scenario.layout)
-    return "dist.get_rank()" if inner == 1 else f"dist.get_rank() // {inner}"
+    layout = draft.scenario.layout
+    inner, experts = inner_ranks(layout), layout.mesh.size(EP)
+    if inner == 1:
+        return "dist.get_rank()"
+    # Expert parallelism is on the last axis, so ranks that compute on other rows are inside a stage and outside a pipeline.
+    within = f" * {experts} + dist.get_rank() % {experts}" if experts > 1 else ""
+    return f"dist.get_rank() // {inner * experts}{within}"
 
 
 def take_rows(draft: Draft) -> None:

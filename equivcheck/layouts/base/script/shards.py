@@ -26,7 +26,7 @@ def read_local_shards(draft: Draft) -> None:
     group = ""
     if has_stages(draft):
         # Ranks of other stages have other parameters, so only ranks that split the same stage call `whole` together.
-        (cutting,) = draft.scenario.layout.of(PlannedParallelism)
+        cutting = draft.scenario.layout.of(PlannedParallelism, ExpertParallel)[0]
         draft.after_wrap.append(f"neighbours = {mesh_of(draft, cutting)}.get_group() if parallel else None")
         group = ", neighbours"
     draft.reading = (

@@ -12,7 +12,7 @@ from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import source_of
-from equivcheck.scenario import ExpertParallel, ExpertStorage, Pipeline
+from equivcheck.scenario import ExpertParallel, ExpertStorage
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.registry import layer_kind
 
@@ -20,8 +20,6 @@ from equivcheck.training.layers.registry import layer_kind
 def write(draft: Draft, parallelism: ExpertParallel) -> None:
     """Distribute the script's experts over ranks, average gradients, and gather experts before they are compared."""
     layout = draft.scenario.layout
-    if layout.has(Pipeline):
-        raise refuse("ExpertParallel inside Pipeline", "distributing experts of stages takes too much code for a short script")
     if layout.mesh.names[-1] != EP and layout.mesh.size(EP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "scripts need expert parallelism on the last axis")
     # A layer kind may not say how a script distributes its experts.

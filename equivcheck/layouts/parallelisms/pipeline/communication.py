@@ -66,7 +66,7 @@ def _copied(view: RankView, pipeline: Pipeline) -> tuple[SharedWeight, ...]:
 
 
 def _stages_of_rank(view: RankView, pipeline: Pipeline) -> RankView:
-    """Return the rank with its stages, and with their parameters, including copies of other ranks' weights."""
+    """Return the rank with its stages and their parameters, including weights that are copies."""
     counting = {weight.name: weight.first_rank == view.index(PP) for weight in _copied(view, pipeline)}
     stages = stages_of_rank(pipeline, view.index(PP), view.layout.mesh.size(PP))
     spans = tuple(_span(view, pipeline, stage) for stage in stages)
@@ -129,7 +129,7 @@ def _axes_inside(layout: Layout) -> tuple[str, ...]:
 
 
 def _recomputes_in_several_passes(training: Training, layout: Layout) -> bool:
-    """Whether layers inside stages communicate, and several passes of a split backward may recompute them."""
+    """Whether layers inside stages communicate, and a split backward may recompute them in several passes."""
     is_checkpointed = any(map(layout.execution.checkpoints, range(len(training.model.layers))))
     return is_checkpointed and splits_backward(layout) and bool(_axes_inside(layout))
 
@@ -145,7 +145,7 @@ def _axes_of_replicas(layout: Layout) -> tuple[str, ...]:
 
 
 def _reduces_copies(training: Training, layout: Layout) -> bool:
-    """Whether DDP or `replicate` reduces stages, and stages on several ranks have copies of a weight."""
+    """Whether DDP or `replicate` reduces stages, and several ranks have copies of a weight."""
     pipelines = layout.of(Pipeline) if layout.has(DDP, Replicate) else ()
     return any(weights_of_several_ranks(training.model, each, layout.mesh.size(PP)) for each in pipelines)
 

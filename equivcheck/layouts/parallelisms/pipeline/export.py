@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.base.script.mesh import mesh_of
+from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
 from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.layouts.parallelisms.pipeline.export_chunks import define_chunks
 from equivcheck.layouts.parallelisms.pipeline.export_stages import build_stages, define_placed, stage_class
@@ -17,7 +17,18 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     layers_of_stages,
     weights_of_several_ranks,
 )
-from equivcheck.scenario import DDP, FSDP2, ClipNorm, LocalDataParallel, LocalTensorParallel, Pipeline, Replicate, TensorParallel
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    ClipNorm,
+    ContextParallel,
+    ExpertParallel,
+    LocalDataParallel,
+    LocalTensorParallel,
+    Pipeline,
+    Replicate,
+    TensorParallel,
+)
 from equivcheck.scenario.mesh import PP
 
 
@@ -28,7 +39,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         raise refuse(
             f"layout {layout.name}",
             "scripts support a pipeline by itself, or with DDP, replicate, fully_shard, local_data_parallel, "
-            "local_tensor_parallel or tensor_parallel",
+            "local_tensor_parallel, tensor_parallel, context_parallel or expert_parallel",
         )
     if any(each.loss_parallel for each in layout.of(TensorParallel)):
         raise refuse("TensorParallel.loss_parallel in a pipeline", "a loss of DTensors takes too much code for a short script")
@@ -63,21 +74,38 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         copy_weights(draft, shared)
     if parallelism.presplit:
         define_chunks(draft, parallelism)
+    if parallelism is layout.parallelisms[-1]:
+        take_rows(draft)
     draft.computes = compute_lines(draft, parallelism, ranks)
     if isinstance(training.clipping, ClipNorm):
-        if draft.mixes_tensors:
-            raise refuse(
-                "clipping by norm in a pipeline with layers outside the plan",
-                "on each stage, parameters in the plan and outside it need separate norms, which take too much code for a short "
-                "script",
-            )
-        draft.definitions.append(clip_function(draft, training.clipping, "counted" if shared else "parameters"))
-        counted = ["[weight for weight in model.parameters() if weight not in uncounted]"] * bool(shared)
-        clipped = ["parameters", "neighbours"] if draft.reading else ["list(model.parameters())", *counted]
-        draft.clip_norm = call("clip_across_stages", *clipped, group=group_code(draft, parallelism))
+        _clip_across_stages(draft, parallelism, training.clipping, has_copies=bool(shared))
 
 
-WRITTEN = (Pipeline, LocalDataParallel, DDP, Replicate, FSDP2, LocalTensorParallel, TensorParallel)
+def _clip_across_stages(draft: Draft, parallelism: Pipeline, clipping: ClipNorm, *, has_copies: bool) -> None:
+    """Clip by the norm over all stages. Each weight with copies on several ranks counts once."""
+    if draft.mixes_tensors:
+        raise refuse(
+            "clipping by norm in a pipeline with layers outside the plan",
+            "on each stage, parameters in the plan and outside it need separate norms, which take too much code for a short "
+            "script",
+        )
+    draft.definitions.append(clip_function(draft, clipping, "counted" if has_copies else "parameters"))
+    counted = ["[weight for weight in model.parameters() if weight not in uncounted]"] * has_copies
+    clipped = ["parameters", "neighbours"] if draft.reading else ["list(model.parameters())", *counted]
+    draft.clip_norm = call("clip_across_stages", *clipped, group=group_code(draft, parallelism))
+
+
+WRITTEN = (
+    Pipeline,
+    LocalDataParallel,
+    DDP,
+    Replicate,
+    FSDP2,
+    LocalTensorParallel,
+    TensorParallel,
+    ContextParallel,
+    ExpertParallel,
+)
 """Parallelisms supported by scripts together with a pipeline."""
 
 
@@ -112,20 +140,20 @@ def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
         "module.weight = weight",
     ]
     draft.definitions.append(block("def keep_name(module: nn.Module, owner: str, weight: nn.Parameter) -> None:", naming))
-    groups = ["group = dist.new_group(ranks)"]
+    groups = ["group = dist.new_group(users)"]
     if draft.loss_axes:
         lines = list(draft.scenario.layout.mesh.lines(PP))
         draft.definitions.append([f"PIPELINES = {lines}  # global ranks of each"])
-        made = "[dist.new_group([pipeline[number] for number in ranks]) for pipeline in PIPELINES]"
+        made = "[dist.new_group([pipeline[number] for number in users]) for pipeline in PIPELINES]"
         groups = [f"groups = {made}", "group = groups[[dist.get_rank() in pipeline for pipeline in PIPELINES].index(True)]"]
     draft.add(
         LoopPosition.WRAP,
         "copies, uncounted = [], set()",
-        "for weight, (owner, ranks) in zip(weights, SHARED, strict=True):",
+        "for weight, (owner, users) in zip(weights, SHARED, strict=True):",
         *indent_lines(groups),
-        f"    if {rank_code(draft)} in ranks and weight.requires_grad:",
+        f"    if {rank_code(draft)} in users and weight.requires_grad:",
         "        copies.append((weight, group))",
-        f"    if {rank_code(draft)} in ranks[1:]:",
+        f"    if {rank_code(draft)} in users[1:]:",
         "        keep_name(model, owner, weight)",
         "        uncounted.add(weight)",
     )

@@ -12,8 +12,8 @@ from equivcheck.layouts.parallelisms.pipeline.export_chunks import has_equal_chu
 from equivcheck.layouts.parallelisms.pipeline.export_steps import define_loss, group_code, rank_code, rows_on_rank
 from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.layouts.parallelisms.pipeline.stages import trained_layers
-from equivcheck.scenario import Model, Pipeline, PlannedParallelism, TensorParallel
-from equivcheck.scenario.mesh import TP
+from equivcheck.scenario import ContextParallel, Model, Pipeline, PlannedParallelism, TensorParallel
+from equivcheck.scenario.mesh import CP, TP
 
 COUNTING_STAGE = (
     "class CountingStage(PipelineStage):",
@@ -42,6 +42,8 @@ def stage_class(draft: Draft) -> list[str]:
         "for index, layer in zip(self.indices, self.layers, strict=True):",
         "    values = layer(values, *extra[index])" if extras else "    values = layer(values)",
     ]
+    if draft.scenario.layout.has(ContextParallel) and model.source is not None and model.source.learned_positions:
+        made.append("self.sequence = model.sequence")
     made += [f"self.{name} = model.{name} if indices == STAGES[0] else None" for name in _embedded_by(model)]
     made += ["self.head = model.head if indices == STAGES[-1] else None"] * (model.head is not None)
     if model.scale:
@@ -86,6 +88,8 @@ def _embedding_lines(draft: Draft) -> list[str]:
     # Tensor parallelism changes what this module returns, not its weight.
     is_called = model.packs_documents or draft.scenario.layout.has(PlannedParallelism)
     placed = f"(torch.arange({model.length}){within})" if is_called else ".weight"
+    if draft.scenario.layout.has(ContextParallel):
+        placed = f"(self.sequence.positions({model.length}, values.device){within})"
     positions = f" + self.positions{placed}" * model.source.learned_positions
     return ["if self.embedding is not None:", f"    values = self.embedding(values){positions}"]
 
@@ -147,7 +151,8 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
             )
         _define_shapes(draft, spans)
         rows = f"rows // {parallelism.num_chunks}" if has_equal_chunks(draft) else f"-(-rows // {parallelism.num_chunks})"
-        shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}
+        given = f"{rows}, len(ranks.own)" if draft.scenario.layout.mesh.size(CP) > 1 else rows
+        shapes = {"input_args": f"chunk({given}, *SHAPES[number])", "output_args": f"chunk({given}, *SHAPES[number + 1])"}
     group = group_code(draft, parallelism)
     if parallelism.sends_dtensors:
         shapes["get_mesh"] = f"lambda names, layout: {submesh_of(draft, TP)}"
@@ -203,11 +208,13 @@ def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
     words = "features" if model.source is None else "features (None for tokens)"
     shapes = [(fed, False), *between, (model.out_features, learns)]
     draft.definitions.append([f"SHAPES = {shapes}  # between stages: {words}, and whether they need a gradient"])
-    positions = "" if model.length is None else f"{model.length}, "
+    is_sharded = draft.scenario.layout.mesh.size(CP) > 1
+    positions = "" if model.length is None else "positions, " if is_sharded else f"{model.length}, "
     tokens = block("if features is None:", [f"return torch.zeros(rows, {positions}dtype=torch.int64)"])
     draft.definitions.append(
         [
-            f"def chunk(rows: int, features: int{' | None' * (model.source is not None)}, needs_gradient: bool) -> torch.Tensor:",
+            f"def chunk(rows: int, {'positions: int, ' * is_sharded}features: int{' | None' * (model.source is not None)}, "
+            "needs_gradient: bool) -> torch.Tensor:",
             '    """Example of the tensor that a stage sends or receives."""',
             *indent_lines(tokens if model.source is not None else []),
             f"    return torch.empty(rows, {positions}features, requires_grad=needs_gradient)",

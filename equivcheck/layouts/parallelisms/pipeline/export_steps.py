@@ -9,6 +9,7 @@ from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.layouts.parallelisms.pipeline.export_chunks import has_equal_chunks, step_code
 from equivcheck.layouts.parallelisms.pipeline.stages import defers_reduction, has_fsdp_stages
 from equivcheck.scenario import ClipNorm, CrossEntropy, NormType, Pipeline
+from equivcheck.scenario.mesh import CP
 
 
 def loss_number(parallelism: Pipeline, ranks: int) -> int:
@@ -56,12 +57,20 @@ def define_loss(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> s
         counts = [training.rows_at(step) // data_ranks for step in range(training.steps)]
         draft.definitions.append([f"ROWS = {counts}  # in each step"])
     text = '"""A chunk\'s share of the step\'s loss."""'
+    positions = draft.scenario.layout.mesh.size(CP) > 1 and training.loss.is_mean
+    if positions:
+        loss, arguments = f"{loss} * positions", f"{arguments}, positions"
     cut = [] if has_equal_chunks(draft) else ["outputs = outputs[: len(targets)]  # without padding"]
     draft.definitions.append(block(f"def loss_fn({arguments}):", [text, *cut, f"return {loss}"]))
-    if not uneven:
+    bound = {}
+    if uneven:
+        bound["share"] = f"rows / {chunks * batch}"
+    if positions:
+        bound["positions"] = "len(ranks.own) / ranks.length"
+    if not bound:
         return "loss_fn"
     draft.need("functools", "partial")
-    return f"partial(loss_fn, share=rows / {chunks * batch})"
+    return call("partial", "loss_fn", **bound)
 
 
 def compute_lines(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:

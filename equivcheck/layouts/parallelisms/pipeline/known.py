@@ -207,7 +207,7 @@ def _features_sent(scenario: Scenario, plan: TensorParallel) -> Iterator[int]:
 
 @need
 def stages_send_slices_of_one_row(scenario: Scenario) -> bool:
-    """Whether a stage of `parallelize_module` sends this rank's positions of a single row, as a slice of all positions."""
+    """Whether a stage with `parallelize_module` sends its rank's positions in a single row, as a slice from all positions."""
     training, layout = scenario.training, scenario.layout
     if training.model.length is None or not layout.has(Pipeline) or 1 not in layout.rows_of_forwards(training.data.microbatches):
         return False
@@ -217,7 +217,7 @@ def stages_send_slices_of_one_row(scenario: Scenario) -> bool:
 
 
 def _slices_positions(scenario: Scenario, plan: TensorParallel, index: int) -> bool:
-    """Whether a layer ends in a linear that computes all positions, of which each rank keeps some."""
+    """Whether a layer ends in a linear that computes all positions, and each rank keeps only some."""
     model, entry = scenario.training.model, plan.plan[index]
     computes_all = entry.split is Split.COLWISE or (
         entry.split is Split.REPLICATED and inputs_of(model, plan)[index] is not ActivationSharding.ROWS
