@@ -41,7 +41,8 @@ def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
     first = repair_layout_for_resume(draw(_FIRST_LAYOUTS))
     staged = needs_stages(first)
     if staged:
-        first = with_drawn_schedule(draw, first)
+        # A schedule may change other options, such as the storage of experts.
+        first = repair_layout_for_resume(with_drawn_schedule(draw, first))
     choices = flattenings(layout, first)
     multiple = lcm(*(row_multiple(each, over_all_ranks=True) for each in (layout, first)))
     if not choices or multiple > USUAL_ROWS or (staged and num_stages(first) > len(training.model.layers)):

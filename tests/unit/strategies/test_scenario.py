@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 
-from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
+from equivcheck.layouts.composition.limits import can_resume, limit_reason, repair_layout, repair_training
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.scenario import (
     DDP,
@@ -281,6 +281,13 @@ def test_resumes_are_rare(sample: list[Scenario]) -> None:
     assert 0.003 < share < 0.1
     able = [name for name in layout_names() if LocalTensorParallel.tag not in name]  # whose plain parts no checkpoint takes
     assert sum(scenario.resume is not None for scenario in drawn(100, resumes=st.just(True), layouts=able)) > 20
+
+
+def test_checkpoints_come_from_layouts_that_can_save_them() -> None:
+    """A schedule that is drawn for a first layout changes no option back that checkpoints need."""
+    layouts_before = {each.resume.layout for each in drawn(400, resumes=st.just(True), layouts=("pipeline",)) if each.resume}
+    assert len(layouts_before) > 20
+    assert all(map(can_resume, layouts_before))
 
 
 @pytest.mark.torch(">=2.11", "earlier versions have no mse_loss of DTensors")
