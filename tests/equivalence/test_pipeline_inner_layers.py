@@ -146,6 +146,29 @@ def test_calls_along_all_axes_are_compared(inner: str) -> None:
         assert verdict.divergence.tensor.startswith(f"all_reduce.sum over {axis} ")
 
 
+def send_once_more(setup: Setup) -> None:
+    """Let each of two context-parallel ranks send zeros to the other before each update."""
+    assert setup.layout is not None
+    (own,) = (line for line in setup.layout.mesh.lines("cp") if dist.get_rank() in line)
+    groups = {line: group_of(line) for line in setup.layout.mesh.lines("cp")}
+    other = own[1 - own.index(dist.get_rank())]
+
+    def exchange(_optimizer: Any, _step: int) -> None:
+        messages = [dist.P2POp(call, torch.zeros(3), other, groups[own]) for call in (dist.isend, dist.irecv)]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+
+    setup.before_update.append(exchange)
+
+
+def test_sends_along_rings_are_compared() -> None:
+    """Only sends between stages are not predicted."""
+    verdict = check(a_scenario("ring", SCHEDULES["gpipe"]), alter=send_once_more)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert verdict.divergence.tensor.startswith("recv over cp ")
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(
     ("inner", "static_shapes"),

@@ -118,10 +118,6 @@ def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
     return len(rounds)
 
 
-_OF_LAYERS = frozenset(("all_gather", "all_to_all", "all_reduce.max", "all_reduce.sum", "reduce_scatter.sum"))
-"""Operations with which parallelisms inside stages move activations, reduce gradients and combine norms."""
-
-
 def _axes_inside(layout: Layout) -> tuple[str, ...]:
     """Return the mesh axes of parallelisms inside stages."""
     inside = (each for each in layout.parallelisms if each.stage_position is StagePosition.INSIDE)
@@ -164,10 +160,11 @@ PIPELINE_COMMUNICATION = CommunicationModel(
     sends_shards=True,
     unmodelled=(
         Unpredicted(
-            reason="pipeline: sends and receives of stages are not predicted: they depend on the schedule; collectives are "
+            reason="pipeline: sends and receives between stages are not predicted: they depend on the schedule; collectives are "
             "predicted",
             applies=lambda _training, _layout: True,
             ops=frozenset(("send", "recv")),
+            axes=lambda _layout: (PP,),
         ),
         Unpredicted(
             reason="pipeline: gathers and reductions of stages that reduce their own gradients are not predicted: the schedule "
@@ -177,10 +174,9 @@ PIPELINE_COMMUNICATION = CommunicationModel(
             axes=_axes_of_wrapped_stages,
         ),
         Unpredicted(
-            reason="pipeline: collectives of tensor, context or expert parallelism inside stages are not predicted if layers "
+            reason="pipeline: calls of tensor, context or expert parallelism inside stages are not predicted if layers "
             "are checkpointed and the schedule splits the backward: each of its passes may recompute the layers",
             applies=_recomputes_in_several_passes,
-            ops=_OF_LAYERS,
             axes=_axes_inside,
         ),
         Unpredicted(
