@@ -18,6 +18,7 @@ from equivcheck.layouts.composition.limits import limit_reason, repair_layout
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import (
+    DDP,
     FSDP2,
     Activation,
     ActivationSharding,
@@ -26,9 +27,11 @@ from equivcheck.scenario import (
     Checkpointing,
     Collectives,
     ContextParallel,
+    Data,
     Execution,
     ExpertParallel,
     Experts,
+    ExpertStorage,
     GatedMLP,
     Head,
     Layer,
@@ -43,6 +46,7 @@ from equivcheck.scenario import (
     Pipeline,
     PipelineSchedule,
     PlannedParallelism,
+    Replicate,
     Split,
     TensorParallel,
     Tokens,
@@ -353,6 +357,23 @@ def test_a_script_exchanges_positions_and_rows_of_stages(
     model = replace(DECODER, source=Tokens(vocabulary=5, learned_positions=True), head=Head())
     pipeline = replace(SCHEDULES["gpipe"], presplit=True) if name == "presplit" else SCHEDULES[name]
     scenario = a_scenario(inner, pipeline, *around, rows=(20, 12) if name == "presplit" else (16, 8), model=model)
+    require_supported(scenario)
+    _, differences = run_script(scenario, tmp_path)
+    assert differences.keys() == differences_of_traces(scenario).keys()
+
+
+@pytest.mark.parametrize("around", [DDP(), Replicate()], ids=["ddp", "replicate"])
+@pytest.mark.parametrize("inner", ["experts", "dtensor"])
+def test_a_script_replicates_stages_with_local_tensors(inner: str, around: Parallelism, tmp_path: Path) -> None:
+    """A script clips and compares the local tensors that data parallelism makes of each stage's DTensors."""
+    if inner == "experts":
+        scenario = a_scenario(inner, Pipeline(), around, rows=(8, 8))
+        layers = (ExpertParallel(storage=ExpertStorage.DTENSOR), *scenario.layout.parallelisms[1:])
+    else:
+        scenario = of_rows(around, kind=TensorParallel, width=4, dropout=0.0, rows=(8, 8))
+        layers = (scenario.layout.parallelisms[0], Pipeline(), around)
+    training = replace(scenario.training, data=Data(microbatches=(8,)))
+    scenario = replace(scenario, training=training, layout=replace(scenario.layout, parallelisms=layers))
     require_supported(scenario)
     _, differences = run_script(scenario, tmp_path)
     assert differences.keys() == differences_of_traces(scenario).keys()

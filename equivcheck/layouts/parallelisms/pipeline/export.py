@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
+from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.layouts.parallelisms.pipeline.export_chunks import define_chunks
 from equivcheck.layouts.parallelisms.pipeline.export_stages import build_stages, define_placed, stage_class
@@ -83,7 +85,9 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
 
 def _clip_across_stages(draft: Draft, parallelism: Pipeline, clipping: ClipNorm, *, has_copies: bool) -> None:
     """Clip by the norm over all stages. Each weight with copies on several ranks counts once."""
-    if draft.mixes_tensors:
+    if draft.scenario.layout.has(TensorParallel) and not keeps_dtensors(draft.scenario.layout):
+        read_local_shards(draft)  # data parallelism around the stages will replace DTensors by local tensors
+    if draft.mixes_tensors and draft.has_dtensors:
         raise refuse(
             "clipping by norm in a pipeline with layers outside the plan",
             "on each stage, parameters in the plan and outside it need separate norms, which take too much code for a short "

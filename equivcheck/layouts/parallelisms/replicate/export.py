@@ -34,7 +34,8 @@ def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     layout = draft.scenario.layout
     if layout.has(PlannedParallelism) or has_dtensor_experts(layout):
         # Otherwise the first forward replaces DTensors by local tensors, but the optimizer needs these earlier.
-        draft.add(LoopPosition.WRAP, "replicate.state(model).lazy_init()  # replaces DTensors by local tensors")
+        made_local = "replicate.state({}).lazy_init()  # replaces DTensors by local tensors"
+        draft.add(LoopPosition.WRAP, *for_each_part(draft, made_local))
     if layout.has(PlannedParallelism):
         read_local_shards(draft)
 
