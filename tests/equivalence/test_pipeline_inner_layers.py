@@ -379,6 +379,17 @@ def test_a_script_replicates_stages_with_local_tensors(inner: str, around: Paral
     assert differences.keys() == differences_of_traces(scenario).keys()
 
 
+@pytest.mark.parametrize("around", [(), (LocalDataParallel(),)], ids=["two_axes", "three_axes"])
+def test_scripts_do_not_clip_experts_of_dtensors_in_stages(around: tuple[Parallelism, ...]) -> None:
+    """The reason names both kinds of parameters. No plan leaves layers out."""
+    scenario = a_scenario("experts", Pipeline(), *around, rows=(8, 8))
+    layers = (ExpertParallel(storage=ExpertStorage.DTENSOR), *scenario.layout.parallelisms[1:])
+    scenario = replace(scenario, layout=replace(scenario.layout, parallelisms=layers))
+    require_supported(scenario)
+    with pytest.raises(CannotExport, match="plain tensors and the DTensors of each mesh"):
+        script_of(scenario)
+
+
 @pytest.mark.parametrize("balance", LoadBalancer)
 def test_a_script_weights_chunks_by_positions(balance: LoadBalancer, tmp_path: Path) -> None:
     """One rank has three of five positions and the other has two, so the mean over them is not the mean of their means."""

@@ -89,9 +89,8 @@ def _clip_across_stages(draft: Draft, parallelism: Pipeline, clipping: ClipNorm,
         read_local_shards(draft)  # data parallelism around the stages will replace DTensors by local tensors
     if draft.mixes_tensors and draft.has_dtensors:
         raise refuse(
-            "clipping by norm in a pipeline with layers outside the plan",
-            "on each stage, parameters in the plan and outside it need separate norms, which take too much code for a short "
-            "script",
+            "clipping by norm in a pipeline with several kinds of parameters",
+            "on each stage, plain tensors and the DTensors of each mesh need separate norms, which take too much code",
         )
     draft.definitions.append(clip_function(draft, clipping, "counted" if has_copies else "parameters"))
     counted = ["[weight for weight in model.parameters() if weight not in uncounted]"] * has_copies
