@@ -11,11 +11,12 @@ from packaging.version import Version
 from equivcheck import Scenario, check
 from equivcheck.layouts.base.limits.limit import Limit
 from equivcheck.layouts.base.limits.optimizers import with_elementwise_optimizer
-from equivcheck.layouts.composition.limits import limit_reason, repair_training
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import (
     DDP,
     FSDP1,
+    FSDP2,
     SPMD,
     Adafactor,
     Adam,
@@ -35,6 +36,10 @@ from equivcheck.scenario import (
     Model,
     Muon,
     Norm,
+    Parallelism,
+    Pipeline,
+    Replicate,
+    Replicator,
     Split,
     TensorParallel,
     Training,
@@ -194,3 +199,17 @@ def test_cut_features_are_normalised_wrongly(
     divergence = check(Scenario(training=training, layout=layout_of(*FULLY_SHARDED.parallelisms, ranks))).divergence
     assert divergence is not None
     assert (divergence.tensor, divergence.difference) == ("loss", expected)
+
+
+@pytest.mark.parametrize("installed", ["2.11.0", "2.12.1"])
+@pytest.mark.parametrize("around", [DDP(), Replicate(implementation=Replicator.DDP)], ids=["ddp", "replicate"])
+def test_ddp_wraps_no_dtensors_of_stages(around: Parallelism, installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.12, stages infer shapes in `no_grad`, and DDP then computes no gradients. `fully_shard` takes its place."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+    axes = tuple(Axis(name=name, size=2) for name in ("dp", "pp", "tp"))
+    inside = (TensorParallel(plan=(LayerPlan(),) * 2), Pipeline(num_chunks=2))
+    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(*inside, around))
+    training = replace(PLAIN, model=Model(features=2, layers=(Layer(width=2),) * 2), data=Data(microbatches=(8,)))
+    is_refused = installed == "2.11.0"
+    assert ("DTensors without a graph" in (limit_reason(training, layout) or "")) is is_refused
+    assert repair_layout(layout) == (replace(layout, parallelisms=(*inside, FSDP2())) if is_refused else layout)

@@ -18,13 +18,17 @@ from equivcheck.layouts.base.limits.repairs import (
 )
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     defers_reduction,
+    has_ddp_stages,
     has_dtensors_in_layers,
+    has_replicate_ddp_stages,
     has_weight_of_two_stages,
     num_stages,
     splits_backward,
     stages_behind_frozen_layers,
 )
 from equivcheck.scenario import (
+    DDP,
+    FSDP2,
     AnyLayer,
     Checkpointing,
     LayerPlan,
@@ -34,7 +38,9 @@ from equivcheck.scenario import (
     Pipeline,
     PipelineSchedule,
     PlannedParallelism,
+    Replicate,
     StagePosition,
+    TensorParallel,
     Training,
 )
 from equivcheck.scenario.mesh import CP, PP
@@ -214,6 +220,20 @@ SHAPES_OF_FULL_ACTIVATIONS = LayoutLimit(
 )
 
 
+def _by_fully_shard(layout: Layout) -> Layout:
+    parallelisms = tuple(FSDP2() if isinstance(each, DDP | Replicate) else each for each in layout.parallelisms)
+    return replace(layout, parallelisms=parallelisms)
+
+
+GRADIENTS_OF_DTENSORS = LayoutLimit(
+    reason="pipeline: DDP or replicate over parallelize_module is not supported: stages infer shapes by a forward in no_grad, "
+    "after which DDP's hooks keep DTensors without a graph, and parameters get no gradients",
+    applies=lambda layout: layout.has(TensorParallel) and (has_ddp_stages(layout) or has_replicate_ddp_stages(layout)),
+    repair=_by_fully_shard,
+    torch="<2.12",
+)
+
+
 def _with_longer_plan(layout: Layout) -> Layout:
     (planned,) = layout.of(PlannedParallelism)
     missing = _least_layers(layout) - len(planned.plan)
@@ -319,6 +339,7 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     STAGES_ARE_CALLED,
     STAGES_AFTER_LAYERS,
     SHAPES_OF_FULL_ACTIVATIONS,
+    GRADIENTS_OF_DTENSORS,
     AN_ENTRY_FOR_EACH_STAGE,
     PLACED_MESSAGES,
     MESSAGES_OF_KNOWN_MESHES,
