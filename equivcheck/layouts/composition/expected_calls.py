@@ -72,7 +72,7 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
     spans = (Span(layers=range(len(training.model.layers))),)
     view = RankView(training=training, layout=layout, coordinate=coordinate, held=full_parameters(training), spans=spans)
     for parallelism in layout.parallelisms:
-        view = kind_of(parallelism).communication.split(view, parallelism)
+        view = kind_of(parallelism).communication.restrict(view, parallelism)
     found: Totals = {}
     for parallelism in layout.parallelisms:
         communication = kind_of(parallelism).communication

@@ -42,7 +42,7 @@ class CommunicationModel:
 
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
     """Returns the collective calls on a rank caused by this parallelism."""
-    split: Callable[[RankView, Any], RankView] = lambda view, _parallelism: view
+    restrict: Callable[[RankView, Any], RankView] = lambda view, _parallelism: view
     """Returns the rank with only those modules that this parallelism leaves on it, before any parallelism is applied."""
     hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda view, _parallelism: view.held
     """Returns a rank's parameter shards after this parallelism is applied, as the next outer parallelism sees them."""

@@ -52,11 +52,11 @@ def sharded_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[He
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class LinearPasses:
     """Forward and backward passes through a linear, for predicting its collective calls."""
 
-    of: Passes
-    """Passes through the linear's module."""
+    module: Passes
+    """Passes through the model, or through the pipeline stage that contains the linear."""
     rows: int
     """Rows on all ranks of the tensor-parallel group together, multiplied by the sequence length if rows are sequences."""
     inputs: int
@@ -113,13 +113,13 @@ class PlannedCalls:
     def loss(self, passes: Passes, rows: int) -> None:
         """Add the calls for a loss on vocabulary-parallel logits with `rows` rows in all passes together."""
 
-    def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
+    def after_linear(self, passes: LinearPasses, plan: LinearPlan, linear: LinearPlacements) -> None:
         """Add a linear's calls, except those that redistribute activations. Subclasses override this method."""
 
     def after_backward(self, step: int) -> None:
         """Add the calls for gradients at the end of a step. Subclasses override this method."""
 
-    def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:  # noqa: ARG002 - used by overriding methods
+    def computes_as(self, plan: LinearPlan, passes: LinearPasses) -> LinearPlacements:  # noqa: ARG002 - for overriding methods
         """Return the placements of a linear's input, output and input gradient under the plan."""
         if plan.is_by_rows:
             return BY_ROWS
@@ -137,25 +137,25 @@ class PlannedCalls:
         model, split = self.view.training.model, self.parallelism.source
         if model.source is None or self.length is None or split is Split.NOT_IN_PLAN:
             return
-        once = Pass(
-            of=passes,
+        linear_passes = LinearPasses(
+            module=passes,
             rows=passes.rows * self._num_positions,
             inputs=model.source.vocabulary,
             width=model.features,
             trains_weight=not passes.infers and (not model.source.frozen or self.view.computes_frozen_gradients(None)),
         )
         made = {Split.ROWWISE: ROW.made, Split.COLWISE: COLUMN.made}.get(split, ActivationPlacement.REPLICATED)
-        self._outputs(once, made, OF_SHARDING[self.inputs[0]])
+        self._outputs(linear_passes, made, OF_SHARDING[self.inputs[0]])
         if model.source.learned_positions:
-            self._outputs(replace(once, rows=self.length), ActivationPlacement.REPLICATED, OF_SHARDING[self.inputs[0]])
+            self._outputs(replace(linear_passes, rows=self.length), ActivationPlacement.REPLICATED, OF_SHARDING[self.inputs[0]])
 
     def _head(self, passes: Passes) -> None:
         model, last = self.view.training.model, len(self.plan)
         if model.head is None or self.parallelism.head is Split.NOT_IN_PLAN:
             return
         ties_frozen = model.head.tied and model.source is not None and model.source.frozen
-        once = Pass(
-            of=passes,
+        linear_passes = LinearPasses(
+            module=passes,
             rows=passes.rows * self._num_positions,
             inputs=model.in_features(last),
             width=prod(model.output_shape),
@@ -164,7 +164,7 @@ class PlannedCalls:
             trains_bias=not passes.infers and model.head.bias,
             differentiates=(not passes.infers and model.head.norm is not None) or differentiates_input(self.view, last, passes),
         )
-        self._linear(once, head_plan(model, self.parallelism))
+        self._linear(linear_passes, head_plan(model, self.parallelism))
 
     def _layer(self, passes: Passes, index: int) -> None:
         if self.plan[index].split is Split.NOT_IN_PLAN:
@@ -181,8 +181,8 @@ class PlannedCalls:
         parts = [part for part in layer_kind(layer).linears(layer) if runs(part.runs, passes.step)]
         keeps = differentiates or trains_shared or (trained and _keeps_for_its_own(layer, parts, shapes))
         recomputed = self.view.layout.execution.checkpoints(index) and keeps
-        once = Pass(
-            of=passes,
+        linear_passes = LinearPasses(
+            module=passes,
             rows=passes.rows * self._num_positions,
             inputs=inputs,
             width=outputs,
@@ -193,7 +193,7 @@ class PlannedCalls:
         )
         weights = num_routing_weights(layer, plan.split)
         if weights is not None:
-            self._region(once, weights, OF_SHARDING[self.inputs[index]], OF_SHARDING[plan.output])
+            self._region(linear_passes, weights, OF_SHARDING[self.inputs[index]], OF_SHARDING[plan.output])
             return
         for part in parts:
             weight = f"{part.name}.weight"
@@ -201,7 +201,7 @@ class PlannedCalls:
             width, features = shapes.get(weight, (outputs, inputs))
             has_bias = f"{part.name}.bias" in shapes
             of_part = replace(
-                once,
+                linear_passes,
                 inputs=features,
                 width=width,
                 bias=has_bias,
@@ -216,36 +216,42 @@ class PlannedCalls:
         """Whether backward computes gradients for a layer's own parameters."""
         return not self.view.training.model.layers[index].frozen or self.view.computes_frozen_gradients(index)
 
-    def _region(self, once: Pass, weights: int, before: ActivationPlacement, after: ActivationPlacement) -> None:
+    def _region(self, passes: LinearPasses, weights: int, before: ActivationPlacement, after: ActivationPlacement) -> None:
         """Add the calls of a layer whose ranks compute partial sums.
 
         Gradients of replicated inputs and weights are summed over ranks.
         """
         whole, pending = ActivationPlacement.REPLICATED, ActivationPlacement.PARTIAL
-        self._move(once, before, whole, once.inputs, times=1 + once.recomputed)
-        self._move(once, pending, whole, once.inputs, times=int(once.differentiates))
-        self._move(once, pending, whole, weights, times=int(once.differentiates or once.trained))
-        self._outputs(once, pending, after)
+        self._move(passes, before, whole, passes.inputs, times=1 + passes.recomputed)
+        self._move(passes, pending, whole, passes.inputs, times=int(passes.differentiates))
+        self._move(passes, pending, whole, weights, times=int(passes.differentiates or passes.trained))
+        self._outputs(passes, pending, after)
 
-    def _linear(self, once: Pass, plan: LinearPlan) -> None:
-        linear = self.computes_as(plan, once)
-        self._activations(once, linear, OF_SHARDING[plan.input], OF_SHARDING[plan.output])
-        self.after_linear(once, plan, linear)
+    def _linear(self, passes: LinearPasses, plan: LinearPlan) -> None:
+        linear = self.computes_as(plan, passes)
+        self._activations(passes, linear, OF_SHARDING[plan.input], OF_SHARDING[plan.output])
+        self.after_linear(passes, plan, linear)
 
-    def _activations(self, once: Pass, linear: LinearPlacements, before: ActivationPlacement, after: ActivationPlacement) -> None:
+    def _activations(
+        self, passes: LinearPasses, linear: LinearPlacements, before: ActivationPlacement, after: ActivationPlacement
+    ) -> None:
         """Add calls that redistribute input and output, then their gradients in backward."""
-        self._move(once, before, linear.wanted, once.inputs, times=1 + once.recomputed)
-        self._outputs(once, linear.made, after)
-        if once.differentiates:
-            self._move(once, linear.input_gradient, before, once.inputs)
+        self._move(passes, before, linear.wanted, passes.inputs, times=1 + passes.recomputed)
+        self._outputs(passes, linear.made, after)
+        if passes.differentiates:
+            self._move(passes, linear.input_gradient, before, passes.inputs)
 
-    def _outputs(self, once: Pass, made: ActivationPlacement, after: ActivationPlacement) -> None:
+    def _outputs(self, passes: LinearPasses, made: ActivationPlacement, after: ActivationPlacement) -> None:
         """Add calls that redistribute the output, then its gradient in backward."""
-        self._move(once, made, after, once.width, times=1 + once.completed)
-        if once.differentiates or once.trained:
-            self._move(once, after, ActivationPlacement.REPLICATED if made is ActivationPlacement.PARTIAL else made, once.width)
+        self._move(passes, made, after, passes.width, times=1 + passes.completed)
+        if passes.differentiates or passes.trained:
+            self._move(
+                passes, after, ActivationPlacement.REPLICATED if made is ActivationPlacement.PARTIAL else made, passes.width
+            )
 
-    def _move(self, once: Pass, source: ActivationPlacement, target: ActivationPlacement, features: int, times: int = 1) -> None:
+    def _move(
+        self, passes: LinearPasses, source: ActivationPlacement, target: ActivationPlacement, features: int, times: int = 1
+    ) -> None:
         """Redistribute between two placements.
 
         A change between two sharded placements is a gather, because gloo has no all-to-all.
@@ -253,12 +259,12 @@ class PlannedCalls:
         if source is target or source is ActivationPlacement.REPLICATED:
             return
         if source is ActivationPlacement.PARTIAL:
-            op, num_elements = self._reduced(once, target, features)
+            op, num_elements = self._reduced(passes, target, features)
         elif source is ActivationPlacement.ROWS:
-            op, num_elements = "all_gather", self._rows_of_part(once) * self.gathered_features(features, target)
+            op, num_elements = "all_gather", self._rows_of_part(passes) * self.gathered_features(features, target)
         else:
-            op, num_elements = "all_gather", once.rows * chunk_size(features, self.parts)
-        self.note(once, op, num_elements, times)
+            op, num_elements = "all_gather", passes.rows * chunk_size(features, self.parts)
+        self.note(passes, op, num_elements, times)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:  # noqa: ARG002 - used by overriding methods
         """Return the number of features if ranks gather activations sharded by rows.
@@ -267,27 +273,27 @@ class PlannedCalls:
         """
         return features
 
-    def note(self, once: Pass, op: str, num_elements: int, times: int = 1) -> None:
+    def note(self, passes: LinearPasses, op: str, num_elements: int, times: int = 1) -> None:
         """Add `times` calls of operation `op` with `num_elements` elements each, in each pass."""
-        num_calls = times * once.of.times
+        num_calls = times * passes.module.times
         if num_calls:
-            self.ledger.note(once.of.step, op, self.axes, num_elements * self.view.item_bytes * num_calls, num_calls)
+            self.ledger.note(passes.module.step, op, self.axes, num_elements * self.view.item_bytes * num_calls, num_calls)
 
-    def _reduced(self, once: Pass, target: ActivationPlacement, features: int) -> tuple[str, int]:
+    def _reduced(self, passes: LinearPasses, target: ActivationPlacement, features: int) -> tuple[str, int]:
         """Return the reduction and its number of elements. A reduce-scatter is padded to equal shards."""
         if target is ActivationPlacement.REPLICATED:
-            return "all_reduce.sum", once.rows * features
+            return "all_reduce.sum", passes.rows * features
         if target is ActivationPlacement.ROWS:
-            return "reduce_scatter.sum", self._rows_of_part(once) * self.parts * features
-        return "reduce_scatter.sum", once.rows * chunk_size(features, self.parts) * self.parts
+            return "reduce_scatter.sum", self._rows_of_part(passes) * self.parts * features
+        return "reduce_scatter.sum", passes.rows * chunk_size(features, self.parts) * self.parts
 
-    def _rows_of_part(self, once: Pass) -> int:
+    def _rows_of_part(self, passes: LinearPasses) -> int:
         """Return the number of rows on the first rank if activations are sharded by rows.
 
         Sequences are sharded by positions and keep all rows.
         """
-        length = once.rows if self.length is None else self.length
-        return once.rows // length * chunk_size(length, self.parts) if length else 0
+        length = passes.rows if self.length is None else self.length
+        return passes.rows // length * chunk_size(length, self.parts) if length else 0
 
 
 def _keeps_for_its_own(layer: AnyLayer, parts: Sequence[LayerLinear], shapes: Container[str]) -> bool:

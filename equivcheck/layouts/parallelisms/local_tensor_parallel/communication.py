@@ -9,7 +9,7 @@ from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.base.expected_calls.shared import sharded_clipping
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.partition import chunk_size
-from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, sharded_held
+from equivcheck.layouts.base.plan.expected_calls import LinearPasses, PlannedCalls, sharded_held
 from equivcheck.layouts.base.plan.linears import BY_ROWS, ROW, LinearPlacements, LinearPlan
 from equivcheck.scenario import ActivationSharding, Collectives, CrossEntropy, LocalTensorParallel, ParameterOwner, Split
 from equivcheck.scenario.mesh import TP
@@ -22,19 +22,19 @@ class LocalCalls(PlannedCalls):
     parameter's gradient over ranks.
     """
 
-    def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
+    def after_linear(self, passes: LinearPasses, plan: LinearPlan, linear: LinearPlacements) -> None:
         """Count the calls in backward for gradients of replicated parameters in a linear.
 
         If the linear computes sharded rows, weight and bias are replicated. In a row-parallel linear with a sharded output, only
         the bias is replicated.
         """
         if linear is BY_ROWS:
-            self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
-            self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
+            self.note(passes, "all_reduce.sum", passes.width * passes.inputs, times=passes.trains_weight)
+            self.note(passes, "all_reduce.sum", passes.width, times=passes.trains_bias)
         elif linear is ROW and plan.output is ActivationSharding.ROWS:
-            self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
+            self.note(passes, "all_reduce.sum", passes.width, times=passes.trains_bias)
         elif linear is ROW and plan.output is ActivationSharding.FEATURES:
-            self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
+            self.note(passes, "all_gather", chunk_size(passes.width, self.parts), times=passes.trains_bias)
 
     def loss(self, passes: Passes, rows: int) -> None:
         """Count two calls for each pass.

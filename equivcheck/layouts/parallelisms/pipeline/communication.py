@@ -156,7 +156,7 @@ def _reduces_chunks(layout: Layout) -> bool:
 
 PIPELINE_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
-    split=_stages_of_rank,
+    restrict=_stages_of_rank,
     sends_shards=True,
     unmodelled=(
         Unpredicted(

@@ -13,7 +13,7 @@ from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.base.expected_calls.shared import dtensor_clipping
 from equivcheck.layouts.base.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.base.partition import chunk_size
-from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, sharded_held
+from equivcheck.layouts.base.plan.expected_calls import LinearPasses, PlannedCalls, sharded_held
 from equivcheck.layouts.base.plan.linears import NARROW_COLUMN, NARROW_ROW, ActivationPlacement, LinearPlacements, LinearPlan
 from equivcheck.layouts.base.plan.rules import computes_own_rows, has_partial_gradients, is_outside
 from equivcheck.layouts.parallelisms.pipeline.communication import num_fsdp_reductions
@@ -38,16 +38,16 @@ class TensorParallelCalls(PlannedCalls):
     pass, it sums the gradients of replicated parameters.
     """
 
-    def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
+    def computes_as(self, plan: LinearPlan, passes: LinearPasses) -> LinearPlacements:
         """Return the placements of a linear's input, output and input gradient.
 
         If the linear has fewer split features than ranks, they are `NARROW_COLUMN` or `NARROW_ROW`.
         """
-        if plan.split is Split.COLWISE and once.width < self.parts:
+        if plan.split is Split.COLWISE and passes.width < self.parts:
             return NARROW_COLUMN
-        if plan.split is Split.ROWWISE and once.inputs < self.parts:
+        if plan.split is Split.ROWWISE and passes.inputs < self.parts:
             return NARROW_ROW
-        return super().computes_as(plan, once)
+        return super().computes_as(plan, passes)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:
         """Return how many features each row has after ranks gather activations that are sharded by rows.
@@ -57,16 +57,16 @@ class TensorParallelCalls(PlannedCalls):
         """
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
-    def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
+    def after_linear(self, passes: LinearPasses, plan: LinearPlan, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
         """Count all-gathers of weight, bias and input for a linear with fewer features than ranks."""
-        again = once.completed + once.differentiates if is_torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
+        again = passes.completed + passes.differentiates if is_torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else passes.recomputed
         if linear is NARROW_COLUMN:
-            self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=1 + again)
-            self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.bias * (1 + once.completed))
+            self.note(passes, "all_gather", chunk_size(passes.width, self.parts) * passes.inputs, times=1 + again)
+            self.note(passes, "all_gather", chunk_size(passes.width, self.parts), times=passes.bias * (1 + passes.completed))
         elif linear is NARROW_ROW:
-            inputs = chunk_size(once.inputs, self.parts)
-            self.note(once, "all_gather", inputs * once.width, times=1 + again)
-            self.note(once, "all_gather", inputs * once.rows, times=1 + once.completed + once.trained)
+            inputs = chunk_size(passes.inputs, self.parts)
+            self.note(passes, "all_gather", inputs * passes.width, times=1 + again)
+            self.note(passes, "all_gather", inputs * passes.rows, times=1 + passes.completed + passes.trained)
 
     def loss(self, passes: Passes, rows: int) -> None:
         """Count the reductions of each row's maximum logit, sum of exponentials and label logit. They also run on one rank.
