@@ -6,7 +6,7 @@ from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.base.limits.optimizers import has_units_of_dtensors, keeps_dtensors
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.text import tuple_code
-from equivcheck.scenario import Layout, Parallelism
+from equivcheck.scenario import Layout, Parallelism, Pipeline
 from equivcheck.scenario.mesh import CP, DP, EP, PP, REPLICATE, SHARD, TP
 
 
@@ -95,6 +95,13 @@ def for_each_part(draft: Draft, line: str) -> list[str]:
     ``{}`` in `line` stands for the module.
     """
     return ["for part in parts:", f"    {line.format('part')}"] if draft.has_parts else [line.format("model")]
+
+
+def layers_of_part(draft: Draft) -> str:
+    """Return code for the layers in ``part``, a module in a pipeline schedule. Other modules may wrap the stage itself."""
+    sends_dtensors = any(pipeline.sends_dtensors for pipeline in draft.scenario.layout.of(Pipeline))
+    stage = "part" + ".stage" * (sends_dtensors + draft.scenario.training.model.balances)
+    return stage if draft.form.stack == "model" else f"{stage}.layers"
 
 
 def sum_gradients(draft: Draft, group: str, *then: str) -> None:

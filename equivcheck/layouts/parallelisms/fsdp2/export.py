@@ -8,7 +8,7 @@ from equivcheck.layouts.base.dtensor_experts import dtensor_experts
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, layer_iterable, loop_over_layers, refuse
 from equivcheck.layouts.base.script.dtensor_values import distribute_model, distribute_rows
-from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, repr_of, submesh_of, take_rows
+from equivcheck.layouts.base.script.mesh import layers_of_part, mesh_of, reduce_at_last_microbatch, repr_of, submesh_of, take_rows
 from equivcheck.layouts.base.script.text import call, source_of
 from equivcheck.layouts.parallelisms.fsdp2.division import (
     averaging_ranks,
@@ -16,7 +16,7 @@ from equivcheck.layouts.parallelisms.fsdp2.division import (
     has_expert_groups,
     hooks_replicas,
 )
-from equivcheck.scenario import FSDP2, Layout, MeshDims, Muon, Pipeline, Wrapping
+from equivcheck.scenario import FSDP2, Layout, MeshDims, Muon, Wrapping
 from equivcheck.scenario.mesh import REPLICATE, SHARD
 from equivcheck.training.layers.parameters import parameters_of
 
@@ -59,12 +59,11 @@ def _wrap_parts(draft: Draft, fsdp: FSDP2) -> None:
         if getattr(fsdp, field.name) != getattr(simple, field.name):
             raise refuse(f"FSDP2.{field.name}", "scripts with a pipeline do not support this option")
     options = _options(draft, fsdp)
-    placed = any(pipeline.sends_dtensors for pipeline in draft.scenario.layout.of(Pipeline))
-    stage = "part.stage" if placed else "part"
-    layers = stage if draft.form.stack == "model" else f"{stage}.layers"
     draft.add(LoopPosition.WRAP, "for part in parts:")
     if fsdp.wrapping is Wrapping.PER_LAYER:
-        draft.add(LoopPosition.WRAP, f"    for layer in {layers}:", f"        {call('fully_shard', 'layer', **options)}")
+        draft.add(
+            LoopPosition.WRAP, f"    for layer in {layers_of_part(draft)}:", f"        {call('fully_shard', 'layer', **options)}"
+        )
     draft.add(LoopPosition.WRAP, f"    {call('fully_shard', 'part', **options)}")
 
 

@@ -9,6 +9,7 @@ from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import block, call, indent_lines
+from equivcheck.layouts.parallelisms.pipeline.export_balance import balance_lines, define_balance
 from equivcheck.layouts.parallelisms.pipeline.export_chunks import define_chunks
 from equivcheck.layouts.parallelisms.pipeline.export_stages import build_stages, define_placed, stage_class
 from equivcheck.layouts.parallelisms.pipeline.export_steps import clip_function, compute_lines, group_code, loss_number, rank_code
@@ -45,8 +46,6 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         )
     if any(each.loss_parallel for each in layout.of(TensorParallel)):
         raise refuse("TensorParallel.loss_parallel in a pipeline", "a loss of DTensors takes too much code for a short script")
-    if training.model.balances:
-        raise refuse("Experts.balance in a pipeline", "each stage starts backward of its own loss, which takes too much code")
     ranks = layout.mesh.size(PP)
     draft.has_parts = any(each.reduces_each_module for each in layout.parallelisms)
     draft.need("torch.distributed.pipelining", "PipelineStage")
@@ -61,6 +60,8 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         draft.add(LoopPosition.WRAP, f"pipe_rank = {mesh_of(draft, parallelism)}.get_local_rank()")
     if draft.form.stack != "model":
         draft.definitions.append(stage_class(draft))
+    if training.model.balances:
+        define_balance(draft, parallelism)
     if parallelism.sends_dtensors:
         define_placed(draft, spans)
     shared = weights_of_several_ranks(training.model, parallelism, ranks)
@@ -78,7 +79,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
         define_chunks(draft, parallelism)
     if parallelism is layout.parallelisms[-1]:
         take_rows(draft)
-    draft.computes = compute_lines(draft, parallelism, ranks)
+    draft.computes = [*compute_lines(draft, parallelism, ranks), *balance_lines(draft, parallelism)]
     if isinstance(training.clipping, ClipNorm):
         _clip_across_stages(draft, parallelism, training.clipping, has_copies=bool(shared))
 

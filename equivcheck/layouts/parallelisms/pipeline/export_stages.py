@@ -15,16 +15,20 @@ from equivcheck.layouts.parallelisms.pipeline.stages import trained_layers
 from equivcheck.scenario import ContextParallel, Model, Pipeline, PlannedParallelism, TensorParallel
 from equivcheck.scenario.mesh import CP, TP
 
-COUNTING_STAGE = (
-    "class CountingStage(PipelineStage):",
-    '    """Stage that counts the chosen experts of each chunk. Passes that infer shapes or recompute layers do not count."""',
-    "",
-    "    def forward_one_chunk(self, *args, **kwargs):",
-    "        outputs = super().forward_one_chunk(*args, **kwargs)",
-    "        count_choices(self.submod)",
-    "        return outputs",
-)
-"""Class for stages whose routers have a bias that is updated once a step."""
+
+def counting_stage(model: Model) -> list[str]:
+    """Write the class for stages whose routers have a bias, or layers with a load-balancing loss. Empty for other models."""
+    counted = ["count_choices(self.submod)"] * model.has_router_bias
+    counted += ["Balanced.kept = Balanced.kept + Balanced.last"] * model.balances
+    if not counted:
+        return []
+    body = ["outputs = super().forward_one_chunk(*args, **kwargs)", *counted, "return outputs"]
+    return [
+        "class CountingStage(PipelineStage):",
+        '    """Stage that counts in each chunk. Passes that infer shapes or recompute layers do not count."""',
+        "",
+        *indent_lines(block("def forward_one_chunk(self, *args, **kwargs):", body)),
+    ]
 
 
 def stage_class(draft: Draft) -> list[str]:
@@ -156,9 +160,10 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
     group = group_code(draft, parallelism)
     if parallelism.sends_dtensors:
         shapes["get_mesh"] = f"lambda names, layout: {submesh_of(draft, TP)}"
-    if draft.scenario.training.model.has_router_bias and list(COUNTING_STAGE) not in draft.definitions:
-        draft.definitions.append(list(COUNTING_STAGE))
-    kind = "CountingStage" if draft.scenario.training.model.has_router_bias else "PipelineStage"
+    counting = counting_stage(draft.scenario.training.model)
+    if counting and counting not in draft.definitions:
+        draft.definitions.append(counting)
+    kind = "CountingStage" if counting else "PipelineStage"
     return call(kind, layers, "number", str(num_stages), 'torch.device("cpu")', group=group, **shapes)
 
 
@@ -166,6 +171,8 @@ def _layers(draft: Draft) -> str:
     """Code for the module with a stage's layers."""
     is_sequence = draft.form.stack == "model"
     layers = "model[STAGES[number].start : STAGES[number].stop]" if is_sequence else "Stage(model, STAGES[number])"
+    if draft.scenario.training.model.balances:
+        layers = f"Balanced({layers})"
     return f"Placed({layers}, {submesh_of(draft, TP)}, SENT[number])" if _sends_dtensors(draft) else layers
 
 

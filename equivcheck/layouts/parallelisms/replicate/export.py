@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, loop_over_layers, refuse
-from equivcheck.layouts.base.script.mesh import for_each_part, mesh_of, reduce_at_last_microbatch, take_rows
+from equivcheck.layouts.base.script.mesh import for_each_part, layers_of_part, mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
 from equivcheck.scenario import Compression, PlannedParallelism, Replicate, Replicator, Wrapping
@@ -44,8 +44,7 @@ def _with_fsdp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.need("torch.distributed._composable.replicate_with_fsdp", "replicate")
     draft.has_dtensors = True
     if parallelism.wrapping is Wrapping.PER_LAYER and draft.has_parts:
-        layers = "part" if draft.form.stack == "model" else "part.layers"
-        draft.add(LoopPosition.WRAP, "for layer in (layer for part in parts for layer in " + layers + "):")
+        draft.add(LoopPosition.WRAP, f"for layer in (layer for part in parts for layer in {layers_of_part(draft)}):")
         draft.add(LoopPosition.WRAP, f"    {call('replicate', 'layer', mesh=mesh)}")
     elif parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *loop_over_layers(draft, call("replicate", "layer", mesh=mesh)))
