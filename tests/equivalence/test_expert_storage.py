@@ -170,6 +170,15 @@ def test_a_script_computes_what_ranks_compute(around: str, tmp_path: Path) -> No
     assert "distribute_tensor" in script
 
 
+def test_a_script_computes_unlike_experts(tmp_path: Path) -> None:
+    """Experts with and without biases have classes and functions of their own."""
+    model = Model(features=4, layers=(EXPERTS, replace(EXPERTS, bias=False)))
+    scenario = a_scenario()
+    scenario = replace(scenario, training=replace(scenario.training, model=model))
+    script, _ = run_script(scenario, tmp_path)
+    assert "self.experts = Units2()" in script
+
+
 PAIR = Experts(hidden=2)
 FROZEN = Experts(hidden=2, frozen=True)
 

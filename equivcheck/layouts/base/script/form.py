@@ -311,10 +311,11 @@ def _numbered(script: LayerScript, texts: dict[str, list[tuple[str, ...]]]) -> L
 
 
 def _calling(script: LayerScript, name: str, other: str) -> LayerScript:
-    """Rename a function in a layer's script."""
+    """Rename a function or class in a layer's script."""
 
     def rename_calls(lines: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(re.sub(rf"\b{name}\b(?=[(:])", other, line) for line in lines)
 
     functions, methods = tuple(map(rename_calls, script.functions)), tuple(map(rename_calls, script.methods))
-    return replace(script, compute=rename_calls(script.compute), functions=functions, methods=methods)
+    init, compute = rename_calls(script.init), rename_calls(script.compute)
+    return replace(script, init=init, compute=compute, functions=functions, methods=methods)
