@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import isclose
 
 from equivcheck.diagnosis.catalogue.counterfactual import gradients_of, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
@@ -15,6 +16,7 @@ from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.differences import Phase
 
 Take = Callable[[ScenarioRanks, RankCoordinate, Batch], Batch]
 """Function to select a rank's rows from a microbatch."""
@@ -30,13 +32,21 @@ def wrong_rows(diverged: DivergedRun) -> Iterator[Mistake]:
         for chosen in (*((name,) for name in axes if len(axes) > 1), axes):
             words = f"{diverged.ranks_text(chosen)} compute on the same rows: those of the first rank"
             yield taking_rows(Cause.SAME_ROWS, words, partial(_of_first, axes=chosen))
-        words = f"each of {diverged.ranks_text(axes)} computes on all rows, not only on its own part"
-        yield on_one_device(Cause.SAME_ROWS, words, partial(scaling_loss, factor=mesh.size(*axes)))
+        if _may_have_same_rows(diverged):
+            words = f"each of {diverged.ranks_text(axes)} computes on all rows, not only on its own part"
+            yield on_one_device(Cause.SAME_ROWS, words, partial(scaling_loss, factor=mesh.size(*axes)))
         words = f"the loss is not multiplied by the number of {diverged.ranks_kind(axes)}, but gradients are averaged over them"
         yield on_one_device(Cause.AVERAGED_TWICE, words, partial(scaling_loss, factor=1 / mesh.size(*axes)))
         yield from _of_others(diverged, axes)
     yield from _left_out()
     yield from _masked(diverged)
+
+
+def _may_have_same_rows(diverged: DivergedRun) -> bool:
+    """Whether all ranks that compute a loss have the same loss in the first step. Other rows would give them other losses."""
+    first = next(ranks for ranks in diverged.found if ranks[0].phase is Phase.LOSS)
+    losses = [float(rank.snapshot.values[0]) for rank in first if rank.snapshot.present[0]]
+    return all(isclose(loss, losses[0], rel_tol=diverged.eps**0.5) for loss in losses)
 
 
 def taking_rows(cause: Cause, words: str, take: Take, *, divides_by_own: bool = True) -> Mistake:

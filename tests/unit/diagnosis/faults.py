@@ -98,6 +98,11 @@ def rows_of_first(setup: Setup) -> None:
     setup.take = first
 
 
+def all_rows(setup: Setup) -> None:
+    """Let every rank take all rows."""
+    setup.take = lambda batch: batch
+
+
 def keep_gradients(setup: Setup) -> None:
     """Never zero gradients."""
     setup.before_training.append(lambda optimizer, _schedule: vars(optimizer).update(zero_grad=lambda **_: None))

@@ -16,6 +16,7 @@ from equivcheck.scenario import (
     ClipNorm,
     Data,
     Layer,
+    Loss,
     Model,
     ParameterGroup,
     ParameterSelection,
@@ -31,11 +32,13 @@ DECAYED = replace(
     ON_DDP,
     training=replace(TRAINING, optimizer=AdamW(weight_decay=0.25), groups=(ParameterGroup(select=ParameterSelection.VECTORS),)),
 )
+SUMMED = replace(ON_DDP, training=replace(TRAINING, loss=Loss.MSE_SUM))
 SCHEDULED = replace(ON_DDP, training=replace(TRAINING, schedule=StepLR(), steps=3))
 ROW = faults.tensor_parallel(Split.COLWISE, Split.ROWWISE)
 
 CASES: tuple[tuple[Scenario, Fault, Cause, str], ...] = (
     (ON_DDP, faults.rows_of_first, Cause.SAME_ROWS, "the 2 dp ranks compute on the same rows: those of the first"),
+    (SUMMED, faults.all_rows, Cause.SAME_ROWS, "each of the 2 dp ranks computes on all rows, not only on its own part"),
     (ON_DDP, faults.keep_gradients, Cause.NOT_ZEROED, "gradients are not zeroed between steps"),
     (ON_FSDP2, faults.lose_state, Cause.STATE_LOST, "the optimizer state is lost before each step"),
     (ON_DDP, faults.nothing_is_updated, Cause.NOT_UPDATED, "the optimizer does not update any parameter"),

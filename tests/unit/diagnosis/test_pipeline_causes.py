@@ -107,6 +107,12 @@ CASES = {
         Cause.MICROBATCH_LOST,
         "of each microbatch, but router biases are right",
     ),
+    "as many chunks summed as there are data-parallel ranks": (
+        "pipeline_chunks_summed",
+        staged(LINEAR, LINEAR, parts=(TWO_CHUNKS, LocalDataParallel()), dp=2, pp=2),
+        Cause.MICROBATCHES_SUMMED,
+        "the pipeline sums the 2 chunks of each microbatch, rather than averaging them",
+    ),
     "chunks summed, but not their load-balancing losses": (
         "pipeline_chunks_summed",
         staged(BALANCED, LINEAR, pp=2),
