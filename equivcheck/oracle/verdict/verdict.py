@@ -17,7 +17,7 @@ from equivcheck.system.choice import PrintableEnum
 from equivcheck.system.printable import escape_unprintable, wrap_lines
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
-from equivcheck.worlds.trace.differences import Divergence
+from equivcheck.worlds.trace.differences import Divergence, Phase
 
 if TYPE_CHECKING:
     from equivcheck.training.setup import Setup
@@ -178,11 +178,19 @@ class CaseVerdict(Judgement):
             lines.append(self.undecided)
         return [*lines, f"known issue of torch: {self.known}"] if self.known else lines
 
+    @property
+    def unexplained_text(self) -> str:
+        """Text instead of a cause: no known fault reproduces the values. It names calls that differ in the first wrong step."""
+        text, step = "unexplained: no known fault reproduces this", -1 if self.divergence is None else self.divergence.step
+        start = f"step {step} {Phase.COMMUNICATION.value} "
+        calls = [follower.removeprefix(start) for follower in self.followers if follower.startswith(start)]
+        return f"{text}; calls differ in the same step: {', '.join(calls)}" if calls else text
+
     def _why(self) -> list[str]:
         if self.diagnosis is not None:
             lines = [f"why:   {shorten_to_line(self.diagnosis.sentence)}"]
         elif self.drift:
-            lines = ["why:   unexplained: no known fault reproduces this"]
+            lines = [f"why:   {self.unexplained_text}"]
         else:
             return []
         return [*lines, f"where: {self.drift}"] if self.drift else lines

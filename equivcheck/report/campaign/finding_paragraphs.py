@@ -135,7 +135,7 @@ def _evidence(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
     if verdict.diagnosis is not None:
         yield "why", shorten_to_line(verdict.diagnosis.sentence)
     elif verdict.drift:
-        yield "why", "not explained: no known fault reproduces this"
+        yield "why", shorten_to_line(verdict.unexplained_text)
     if verdict.divergence is None:
         yield "what", shorten_to_line(verdict.reason)
     else:

@@ -113,6 +113,15 @@ def test_that_nothing_explains_it_is_said_only_where_it_was_asked() -> None:
     assert "why:" not in replace(unexplained, drift="").describe()
 
 
+def test_calls_that_differ_point_at_an_unexplained_fault() -> None:
+    """Only calls in the first wrong step do, because later calls may differ as a consequence."""
+    calls = "all_reduce.sum over tp in compute"
+    for step, is_named in ((0, True), (1, False)):
+        followers = (f"step {step} communication {calls}",)
+        text = replace(DIVERGED, diagnosis=None, followers=followers).unexplained_text
+        assert text.endswith(f"this; calls differ in the same step: {calls}") is is_named
+
+
 def test_ranks_in_one_place_share_a_line() -> None:
     """A hang on many ranks fits in ten lines, too."""
     waiting = [RankReport(rank=rank, state=RankState.WAITING, pending=f"barrier {rank % 6}") for rank in range(8)]
