@@ -22,6 +22,8 @@ from equivcheck.worlds.trace.differences import Divergence, Phase
 V = TypeVar("V", bound=Judgement)
 
 MAX_FOLLOWERS = 20
+MAX_CALLS = 5
+"""Places in `Judgement.followers` for calls that differ in the first wrong step, before values of later steps."""
 """Maximum tensors named after the first divergence."""
 
 
@@ -102,6 +104,14 @@ def _diverged(verdict: V, found: Comparison, calls: tuple[Divergence, ...]) -> V
     if not divergences:
         return verdict
     first, *others = divergences
-    followers = tuple(place(other) for other in others[:MAX_FOLLOWERS])
+    followers = tuple(place(other) for other in _named(first, others))
     verdict = replace(verdict, followers=followers, num_unnamed=len(others) - len(followers))
     return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(first), divergence=first)
+
+
+def _named(first: Divergence, others: list[Divergence]) -> list[Divergence]:
+    """Return the first `MAX_FOLLOWERS` divergences in `others`. Calls in the step of `first` always have some of these places."""
+    calls = [each for each in others if each.phase is Phase.COMMUNICATION and each.step == first.step][:MAX_CALLS]
+    values = [each for each in others if not any(each is call for call in calls)]
+    kept = {id(each) for each in (*calls, *values[: MAX_FOLLOWERS - len(calls)])}
+    return [each for each in others if id(each) in kept]

@@ -264,16 +264,12 @@ def test_a_wrong_loss_next_to_one_for_each_sequence_is_explained(name: str, word
 
 
 SCRIPTS = ("ddp", "replicas of shards", "over experts", "over positions", "rows before positions", "spmd")
-SCRIPTS_OF_STAGES = tuple(name for name in PIPELINES if name != "stages within experts")
 WRITTEN_IN_EACH_RUN = ("rows before positions", "zbv", "three axes")
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in WRITTEN_IN_EACH_RUN else pytest.mark.slow)
-        for name in (*SCRIPTS, *SCRIPTS_OF_STAGES)
-    ],
+    [pytest.param(name, marks=() if name in WRITTEN_IN_EACH_RUN else pytest.mark.slow) for name in (*SCRIPTS, *PIPELINES)],
 )
 def test_a_script_computes_the_loss_as_ranks_do(name: str, tmp_path: Path) -> None:
     """It trains the same on several ranks as on one device, and exits with 0."""

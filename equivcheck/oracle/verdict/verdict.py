@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.verdict.cause import Diagnosis
-from equivcheck.oracle.verdict.description import divergence_lines, failure_line, rank_lines, shorten_to_line
+from equivcheck.oracle.verdict.description import MAX_GROUPS, divergence_lines, failure_line, rank_lines, shorten_to_line
 from equivcheck.oracle.verdict.imports import import_lines
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.case import Checkable
@@ -180,17 +180,18 @@ class CaseVerdict(Judgement):
 
     @property
     def unexplained_text(self) -> str:
-        """Text instead of a cause: no known fault reproduces the values. It names calls that differ in the first wrong step."""
+        """Text for a divergence without a diagnosis. It also names collective calls that differ in the first wrong step."""
         text, step = "unexplained: no known fault reproduces this", -1 if self.divergence is None else self.divergence.step
         start = f"step {step} {Phase.COMMUNICATION.value} "
         calls = [follower.removeprefix(start) for follower in self.followers if follower.startswith(start)]
-        return f"{text}; calls differ in the same step: {', '.join(calls)}" if calls else text
+        rest = f" and {len(calls) - MAX_GROUPS} more" if len(calls) > MAX_GROUPS else ""
+        return f"{text}; calls differ in the same step: {', '.join(calls[:MAX_GROUPS])}{rest}" if calls else text
 
     def _why(self) -> list[str]:
         if self.diagnosis is not None:
             lines = [f"why:   {shorten_to_line(self.diagnosis.sentence)}"]
         elif self.drift:
-            lines = [f"why:   {self.unexplained_text}"]
+            lines = [f"why:   {shorten_to_line(self.unexplained_text)}"]
         else:
             return []
         return [*lines, f"where: {self.drift}"] if self.drift else lines

@@ -16,7 +16,7 @@ from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.scenario import DDP, FSDP2, SGD, Adam, AuxiliaryLinear, ClipNorm, Data, Implementation, Layer, Model, Training
 from equivcheck.training.setup import Setup
 from unit.diagnosis import faults
-from unit.diagnosis.causes import CLIPPED, MOMENTUM, on_2, over
+from unit.diagnosis.causes import CLIPPED, MOMENTUM, on_2, one_more_call, over
 from unit.diagnosis.faults import Fault
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -230,6 +230,21 @@ def test_what_nothing_explains_is_marked_as_unexplained() -> None:
 
     assert verdict.diagnosis is None
     assert "  why:   unexplained: no known fault reproduces this\n  where: in the only step" in verdict.describe()
+
+
+def test_calls_in_the_first_wrong_step_are_named_behind_many_wrong_values() -> None:
+    """More tensors differ than a verdict names, but the calls keep a place."""
+    scenario = on_2(DDP(), *(Layer(width=2),) * 8)
+
+    def spoil_and_call(setup: Setup) -> None:
+        faults.spoil(setup)
+        one_more_call(setup)
+
+    verdict = explained(check(scenario, alter=spoil_and_call), alter=spoil_and_call)
+
+    assert verdict.diagnosis is None
+    assert verdict.num_unnamed
+    assert "why:   unexplained: no known fault reproduces this; calls differ in the same" in verdict.describe()
 
 
 def test_a_shared_weight_that_nothing_explains_is_blamed_by_ablation() -> None:

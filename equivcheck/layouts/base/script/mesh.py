@@ -98,7 +98,7 @@ def for_each_part(draft: Draft, line: str) -> list[str]:
 
 
 def layers_of_part(draft: Draft) -> str:
-    """Return code for the layers in ``part``, a module in a pipeline schedule. Other modules may wrap the stage itself."""
+    """Return code for the layers of the stage in ``part``. `Balanced` and `Placed` wrap a stage, and hold it as `.stage`."""
     sends_dtensors = any(pipeline.sends_dtensors for pipeline in draft.scenario.layout.of(Pipeline))
     stage = "part" + ".stage" * (sends_dtensors + draft.scenario.training.model.balances)
     return stage if draft.form.stack == "model" else f"{stage}.layers"

@@ -22,7 +22,7 @@ _ADDED_LOSS = (
 )
 _BALANCED = (
     "class Balanced(nn.Module):",
-    '    """Stage that adds its load-balancing losses, because only the last stage computes the main loss."""',
+    '    """Stage that starts the backward of its own load-balancing losses: only the last one has the main loss."""',
     "",
     "    last, kept = 0.0, 0.0  # loss of the last forward, and sum over a microbatch's chunks",
     "",

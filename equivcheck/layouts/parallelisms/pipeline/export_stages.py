@@ -17,15 +17,17 @@ from equivcheck.scenario.mesh import CP, TP
 
 
 def counting_stage(model: Model) -> list[str]:
-    """Write the class for stages whose routers have a bias, or layers with a load-balancing loss. Empty for other models."""
+    """Return the class for stages of models with router biases or load-balancing losses. Empty for other models."""
     counted = ["count_choices(self.submod)"] * model.has_router_bias
     counted += ["Balanced.kept = Balanced.kept + Balanced.last"] * model.balances
     if not counted:
         return []
+    words = ["chosen experts"] * model.has_router_bias + ["load-balancing losses"] * model.balances
+    recorded = " and ".join(words)
     body = ["outputs = super().forward_one_chunk(*args, **kwargs)", *counted, "return outputs"]
     return [
         "class CountingStage(PipelineStage):",
-        '    """Stage that counts in each chunk. Passes that infer shapes or recompute layers do not count."""',
+        f'    """Stage that records {recorded} once per chunk, not when it infers shapes or recomputes."""',
         "",
         *indent_lines(block("def forward_one_chunk(self, *args, **kwargs):", body)),
     ]

@@ -226,8 +226,8 @@ def _by_fully_shard(layout: Layout) -> Layout:
 
 
 GRADIENTS_OF_DTENSORS = LayoutLimit(
-    reason="pipeline: DDP or replicate over parallelize_module is not supported: stages infer shapes by a forward in no_grad, "
-    "after which DDP's hooks keep DTensors without a graph, and parameters get no gradients",
+    reason="pipeline: DDP, or replicate with DDP's hooks, over parallelize_module is not supported: the first forward infers "
+    "shapes in no_grad, and DDP keeps its DTensors, which have no graph, so parameters get no gradients",
     applies=lambda layout: layout.has(TensorParallel) and (has_ddp_stages(layout) or has_replicate_ddp_stages(layout)),
     repair=_by_fully_shard,
     torch="<2.12",

@@ -1,5 +1,6 @@
-"""DDP replaces parameters by DTensors before each forward, and leaves those of the last forward in the module. After a forward in
-`torch.no_grad`, such as an evaluation before training, they have no graph, so later steps compute no gradients for parameters.
+"""In the first forward, DDP builds DTensors from its local parameters. They stay in the module as plain attributes, so later
+forwards use them, too. If the first forward runs in `torch.no_grad`, such as an evaluation before training, they have no autograd
+graph, and no step computes gradients for parameters.
 """
 
 import torch
