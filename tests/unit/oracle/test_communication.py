@@ -14,13 +14,17 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    Activation,
     Axis,
+    Checkpointing,
     ClipNorm,
     Data,
     Distribution,
+    Execution,
     Layer,
     LayerPlan,
     Layout,
+    LocalTensorParallel,
     Loss,
     Mesh,
     Model,
@@ -185,5 +189,16 @@ def test_frozen_layers_outside_a_plan_have_no_norm_of_their_own() -> None:
     plan = (LayerPlan(split=Split.NOT_IN_PLAN), LayerPlan(split=Split.COLWISE))
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan), FSDP2()))
+
+    assert check(Scenario(training=training, layout=layout)).outcome is Outcome.EQUIVALENT
+
+
+def test_a_layer_with_only_a_frozen_layers_weight_is_not_recomputed() -> None:
+    """It has no parameter of its own, and no input that needs a gradient, so backward does not reach it."""
+    layers = (Layer(width=4, frozen=True), Layer(width=4, bias=False, activation=Activation.RELU, shares=0), Layer(width=4))
+    training = Training(model=Model(features=4, layers=layers), data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM)
+    plan = LocalTensorParallel(plan=tuple(LayerPlan(split=split) for split in (Split.COLWISE, Split.COLWISE, Split.NOT_IN_PLAN)))
+    mesh, execution = Mesh(axes=(Axis(name="tp", size=2),)), Execution(checkpointing=Checkpointing.EVERY_LAYER)
+    layout = Layout(mesh=mesh, parallelisms=(plan,), execution=execution)
 
     assert check(Scenario(training=training, layout=layout)).outcome is Outcome.EQUIVALENT
