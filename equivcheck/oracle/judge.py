@@ -22,9 +22,9 @@ from equivcheck.worlds.trace.differences import Divergence, Phase
 V = TypeVar("V", bound=Judgement)
 
 MAX_FOLLOWERS = 20
-MAX_CALLS = 5
-"""Places in `Judgement.followers` for calls that differ in the first wrong step, before values of later steps."""
 """Maximum tensors named after the first divergence."""
+MAX_CALLS = 5
+"""Places of these that calls in the first wrong step take, however many tensors differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

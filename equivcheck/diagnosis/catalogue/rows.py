@@ -43,9 +43,10 @@ def wrong_rows(diverged: DivergedRun) -> Iterator[Mistake]:
 
 
 def _may_have_same_rows(diverged: DivergedRun) -> bool:
-    """Whether all ranks with a loss have the same loss in the first step, as they must if each computes on all rows."""
-    first = next(ranks for ranks in diverged.found if ranks[0].phase is Phase.LOSS)
-    losses = [float(rank.snapshot.values[0]) for rank in first if rank.snapshot.present[0]]
+    """Whether all ranks with a loss have the same loss in the first wrong step, as if each computes on all rows."""
+    step = diverged.first.step
+    moments = (ranks for ranks in diverged.found if ranks[0].phase is Phase.LOSS and ranks[0].step == step)
+    losses = [float(rank.snapshot.values[0]) for ranks in moments for rank in ranks if rank.snapshot.present[0]]
     return all(isclose(loss, losses[0], rel_tol=diverged.eps**0.5) for loss in losses)
 
 

@@ -65,7 +65,7 @@ def _copied(view: RankView, pipeline: Pipeline) -> tuple[SharedWeight, ...]:
     return tuple(weight for weight in found if view.index(PP) in weight.ranks)
 
 
-def _stages_of_rank(view: RankView, pipeline: Pipeline) -> RankView:
+def _restrict_to_stages(view: RankView, pipeline: Pipeline) -> RankView:
     """Return the rank with its stages and their parameters, including weights that are copies."""
     counting = {weight.name: weight.first_rank == view.index(PP) for weight in _copied(view, pipeline)}
     stages = stages_of_rank(pipeline, view.index(PP), view.layout.mesh.size(PP))
@@ -156,7 +156,7 @@ def _reduces_chunks(layout: Layout) -> bool:
 
 PIPELINE_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
-    restrict=_stages_of_rank,
+    restrict=_restrict_to_stages,
     sends_shards=True,
     unmodelled=(
         Unpredicted(
