@@ -190,6 +190,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         separate_reduce_group=draw(SOMETIMES),
         **draw(_SHARDED_DIMS),
         experts_on_all_ranks=draw(SOMETIMES),
+        shard_over_ep=draw(SOMETIMES),
         ignore_frozen=draw(SOMETIMES),
         distributed_muon=draw(EVENLY),
     )

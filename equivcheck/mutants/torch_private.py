@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
+from equivcheck.layouts.base.dtensor_experts import expert_modules
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.setup import Setup
 
@@ -35,6 +36,15 @@ def reduce_scatter_with(setup: Setup, scatter: type[WrongReduceScatter]) -> None
         for group in _param_groups(module):
             # As `set_custom_reduce_scatter` does, which refuses modules with several groups.
             group._reduce_scatter_comm = scatter()
+
+
+def reduce_others_with(setup: Setup, scatter: WrongReduceScatter) -> None:
+    """Let all `fully_shard` modules, except those of experts, reduce gradients by `scatter`."""
+    experts: list[Any] = expert_modules(setup.model)
+    for module in fsdp_modules(setup):
+        if module not in experts:
+            for group in _param_groups(module):
+                group._reduce_scatter_comm = scatter
 
 
 def reduce_experts_with(setup: Setup, scatter: WrongReduceScatter) -> None:

@@ -59,16 +59,24 @@ def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
     return kept[axes]
 
 
-def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return a 1-D mesh of all ranks, cached on `mesh`. `mesh` must have all ranks of the world, too."""
-    from torch.distributed.device_mesh import init_device_mesh
+def flattened_mesh(mesh: DeviceMesh, axes: tuple[str, ...], outer: tuple[str, ...] = ()) -> DeviceMesh:
+    """Return a mesh with the axes `outer`, and `axes` flattened into one axis. `mesh` must have all ranks of the world.
 
-    kept: dict[str, DeviceMesh] = vars(mesh)
-    if "_equivcheck_flat" not in kept:
+    The groups of all ranks are cached on `mesh`. Axes that are named in neither argument are left out, as by slicing.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    kept: dict[tuple[str, ...], DeviceMesh] = vars(mesh).setdefault("_equivcheck_flattened", {})
+    flat = "_".join(axes)
+    if axes not in kept:
+        names = mesh.mesh_dim_names
+        assert names is not None, "meshes of layouts have names"
+        others = tuple(name for name in names if name not in axes)
+        ranks = mesh.mesh.permute([names.index(name) for name in (*others, *axes)]).flatten(len(others))
         before = _num_groups()
-        kept["_equivcheck_flat"] = init_device_mesh("cpu", (mesh.size(),), mesh_dim_names=("all",))
+        kept[axes] = DeviceMesh("cpu", ranks, mesh_dim_names=(*others, flat))
         _kept.num_groups = _kept.__dict__.get("num_groups", 0) + _num_groups() - before
-    return kept["_equivcheck_flat"]
+    return submesh(kept[axes], (*outer, flat))
 
 
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:

@@ -68,6 +68,7 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
             "expert_gradients_not_reduced_over_replicas",
             "expert_gradients_divided_by_shards_only",
         ),
+        "fully_shard over ep: gradients not reduced over it": ("gradients_not_reduced_over_ep",),
         "HSDP: divided by the shard count only": ("divided_by_shards_only", "flat_divided_by_shards_only"),
         "statistics computed on local shards": ("statistics_of_shards",),
     },

@@ -36,6 +36,11 @@ def has_expert_units(layout: Layout) -> bool:
     return layout.has(FSDP2) and has_dtensor_experts(layout)
 
 
+def shards_over_ep(layout: Layout) -> bool:
+    """Whether `fully_shard` reduces gradients of parameters outside experts over expert-parallel ranks, too."""
+    return layout.has(ExpertParallel) and any(fsdp.shard_over_ep for fsdp in layout.of(FSDP2))
+
+
 def expert_modules(model: nn.Module) -> list[nn.Module]:
     """Return one module for each layer with experts: the module that holds all experts of the layer."""
     from equivcheck.training.layers.module import RoutedModule

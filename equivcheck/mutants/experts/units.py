@@ -6,9 +6,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts, expert_modules, has_expert_units
+from equivcheck.layouts.parallelisms.fsdp2.division import expert_divide_factor
 from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import is_eager
-from equivcheck.mutants.rank import data_ranks, layout_of, size_of
+from equivcheck.mutants.rank import layout_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, ExpertParallel, Scenario
 from equivcheck.scenario.mesh import EP
@@ -26,11 +27,12 @@ def _divides_units(scenario: Scenario) -> bool:
 
 @fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED))
 def expert_units_without_divide_factor(setup: Setup) -> None:
-    """Bug: `fully_shard` divides expert gradients by the data-parallel ranks only, as it does for other parameters."""
+    """Bug: `fully_shard` divides expert gradients without counting the expert-parallel ranks."""
     (fsdp,) = layout_of(setup).of(FSDP2)
+    factor = expert_divide_factor(fsdp, layout_of(setup)) / size_of(setup, EP)
     for unit in expert_modules(setup.model):
         assert isinstance(unit, FSDPModule), "every expert unit is an FSDPModule"
-        unit.set_gradient_divide_factor(fsdp.gradient_divide_factor or data_ranks(setup))
+        unit.set_gradient_divide_factor(factor)
 
 
 @fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))

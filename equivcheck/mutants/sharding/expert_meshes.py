@@ -1,4 +1,4 @@
-"""Experts that `fully_shard` shards over all ranks, but reduces like other parameters."""
+"""Experts with another `fully_shard` mesh than other parameters, and gradients that are reduced over the wrong one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 import torch.distributed as dist
 
 from equivcheck.layouts.base import gradients_by_hand
-from equivcheck.layouts.base.dtensor_experts import expert_modules
+from equivcheck.layouts.base.dtensor_experts import expert_modules, shards_over_ep
 from equivcheck.layouts.parallelisms.fsdp2.division import has_expert_groups
 from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import is_eager
-from equivcheck.mutants.rank import axis_names, mesh_of, size_of
-from equivcheck.mutants.torch_private import Op, WrongReduceScatter, reduce_experts_with
+from equivcheck.mutants.rank import axis_names, layout_of, mesh_of, size_of
+from equivcheck.mutants.torch_private import Op, WrongReduceScatter, reduce_experts_with, reduce_others_with
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, Scenario
-from equivcheck.scenario.mesh import REPLICATE, SHARD
+from equivcheck.scenario.mesh import EP, REPLICATE, SHARD
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.setup import Setup
 
@@ -27,16 +27,23 @@ def _spreads_experts(scenario: Scenario) -> bool:
     return is_eager(scenario) and spreads and any(found.trained and found.expert_dim is not None for found in parameters)
 
 
-class _ReduceOverShards(WrongReduceScatter):
-    """Bug: the reduce-scatter takes the mean over the ranks with the same index along `dp_replicate`."""
+def _trains_over_ep(scenario: Scenario) -> bool:
+    """Whether trained parameters outside experts are sharded over several expert-parallel ranks."""
+    layout, parameters = scenario.layout, parameters_of(scenario.training.model)
+    is_sharded = shards_over_ep(layout) and layout.mesh.size(EP) > 1
+    return is_eager(scenario) and is_sharded and any(found.trained and found.expert_dim is None for found in parameters)
 
-    def __init__(self, shards: dist.ProcessGroup) -> None:
-        self.shards = shards
+
+class _ReduceOverPart(WrongReduceScatter):
+    """Bug: the reduce-scatter takes the mean over some of its ranks only."""
+
+    def __init__(self, part: dist.ProcessGroup) -> None:
+        self.part = part
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Sum over shards, and scale like a reduction over all ranks."""
-        summed, summands = given.clone(), self.shards.size()
-        dist.all_reduce(summed, group=self.shards)
+        """Sum over the part, and scale like a reduction over all ranks."""
+        summed, summands = given.clone(), self.part.size()
+        dist.all_reduce(summed, group=self.part)
         output.copy_(summed.view(group.size(), -1)[group.rank()] * ((1 if op == dist.ReduceOp.AVG else group.size()) / summands))
 
 
@@ -44,7 +51,15 @@ class _ReduceOverShards(WrongReduceScatter):
 def expert_gradients_not_reduced_over_replicas(setup: Setup) -> None:
     """Bug: the gradients of experts are reduced over `dp_shard` only, although all ranks hold shards of them."""
     if REPLICATE in axis_names(setup):
-        reduce_experts_with(setup, _ReduceOverShards(mesh_of(setup).get_group(SHARD)))
+        reduce_experts_with(setup, _ReduceOverPart(mesh_of(setup).get_group(SHARD)))
+
+
+@fault(layouts=("fsdp2 x expert_parallel",), applies=_trains_over_ep, causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED))
+def gradients_not_reduced_over_ep(setup: Setup) -> None:
+    """Bug: the gradients of parameters outside experts are reduced over data-parallel ranks, but not over `ep`."""
+    layout = layout_of(setup)
+    (fsdp,) = layout.of(FSDP2)
+    reduce_others_with(setup, _ReduceOverPart(mesh_of(setup).get_group(layout.axes_of(fsdp)[-1])))
 
 
 @fault(layouts=("fsdp2",), applies=_spreads_experts, causes=(Cause.SUMMED, Cause.SCALED))

@@ -114,7 +114,7 @@ class Parallelism:
     def axes_of_shards(self, parameter: ParameterFacts, axes: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002 - of overriding methods
         """Mesh axes whose ranks have different shards of a parameter, outermost first.
 
-        `axes` are all axes that the parallelism uses. Several axes together shard one dim.
+        `axes` are all axes that the parallelism uses. Several axes together shard one dim. Axes that the mesh lacks are ignored.
         """
         return axes[-1:]
 

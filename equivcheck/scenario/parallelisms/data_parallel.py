@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field, option, require_between, require_positive
 from equivcheck.scenario.parallelisms.base import Parallelism, ParameterFacts, StagePosition
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
@@ -258,6 +258,10 @@ class FSDP2(Parallelism):
     """Whether experts are also sharded over `dp_replicate`, on a mesh of all ranks (`ShardPlacementResult`).
 
     Their gradients are then reduced by one reduce-scatter over all ranks. Without replicas or experts it has no effect."""
+    shard_over_ep: bool = False
+    """Whether parameters outside experts are also sharded over `ep`, on a flattened mesh, as in torchtitan.
+
+    Experts must be DTensors. They are sharded over the data-parallel axes only. Without expert parallelism it has no effect."""
     ignore_frozen: bool = False
     """Whether frozen parameters are replicated (`ignored_params`)."""
     distributed_muon: bool = False
@@ -302,7 +306,9 @@ class FSDP2(Parallelism):
         return len(parameter.shape) - 1 if self.shard_last_dim else 0
 
     def axes_of_shards(self, parameter: ParameterFacts, axes: tuple[str, ...]) -> tuple[str, ...]:  # noqa: D102 - as inherited
-        return axes if self.experts_on_all_ranks and parameter.expert_dim is not None else axes[-1:]
+        if parameter.expert_dim is not None:
+            return axes if self.experts_on_all_ranks else axes[-1:]
+        return (*axes[-1:], EP) if self.shard_over_ep else axes[-1:]
 
 
 @frozen_dataclass

@@ -14,6 +14,7 @@ from equivcheck.scenario import (
     ExpertParallel,
     Experts,
     ExpertStorage,
+    Layer,
     LayerPlan,
     Layout,
     LocalTensorParallel,
@@ -109,6 +110,13 @@ def _units_of_shards(layer: AnyLayer) -> Scenario:
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms))
 
 
+def _over_ep() -> Scenario:
+    """A linear whose weight is sharded over two expert-parallel ranks. torch divides gradients of experts twice if `dp` is 1."""
+    mesh = Mesh(axes=(Axis(name="dp", size=1), Axis(name="ep", size=2)))
+    layout = Layout(mesh=mesh, parallelisms=(ExpertParallel(storage=ExpertStorage.DTENSOR), FSDP2(shard_over_ep=True)))
+    return Scenario(training=_training(Layer(width=2), 4), layout=layout)
+
+
 MINIMUMS: dict[str, Scenario] = {
     "router_weights_applied_twice": _alone(PLAIN),
     "router_weights_not_applied": _alone(PLAIN),
@@ -134,6 +142,7 @@ MINIMUMS: dict[str, Scenario] = {
     "expert_gradients_averaged_as_replicated": _shared_out(PLAIN),
     "expert_gradients_not_reduced_over_replicas": _over_all_ranks(PLAIN),
     "expert_gradients_divided_by_shards_only": _over_all_ranks(PLAIN),
+    "gradients_not_reduced_over_ep": _over_ep(),
     "router_gradient_of_own_rows": _shared_out(NORMED),
     "only_experts_reduced": _shared_out(NORMED),
     "all_but_experts_summed": _shared_out(NORMED),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.dtensor_experts import has_expert_units
+from equivcheck.layouts.base.dtensor_experts import has_expert_units, shards_over_ep
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import ONCE, WhenReduced
 from equivcheck.layouts.parallelisms.expert_parallel.communication import EXPERT_PARALLEL_COMMUNICATION
@@ -45,9 +45,10 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
         assert setup.layout is not None, "a layout is applied"
-        own, others = exchange.split_parameters(setup.model)
-        divided = [] if has_expert_units(setup.layout) else own
-        setup.before_update.append(lambda _optimizer, _step: exchange.reduce_gradients(divided, others, mesh))
+        if not shards_over_ep(setup.layout):
+            own, others = exchange.split_parameters(setup.model)
+            divided = [] if has_expert_units(setup.layout) else own
+            setup.before_update.append(lambda _optimizer, _step: exchange.reduce_gradients(divided, others, mesh))
         if parallelism.storage is ExpertStorage.PLAIN:
             read_plain_shards(setup, parallelism, mesh)
 

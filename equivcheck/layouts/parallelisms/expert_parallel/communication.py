@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from equivcheck.layouts.base.dtensor_experts import shards_over_ep
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.passes import Passes
@@ -30,7 +31,8 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
             ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges)
     whole = [held for held in view.held if shard_dim(parallelism, held.parameter) is None]
     experts = [held for held in view.held if shard_dim(parallelism, held.parameter) is not None]
-    return ledger.totals | gradient_reductions(view, EP, whole) | _clipping(view, parallelism, experts)
+    reductions = {} if shards_over_ep(view.layout) else gradient_reductions(view, EP, whole)
+    return ledger.totals | reductions | _clipping(view, parallelism, experts)
 
 
 def _clipping(view: RankView, parallelism: ExpertParallel, experts: list[Held]) -> Totals:

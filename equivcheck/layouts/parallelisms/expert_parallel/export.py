@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.layouts.base import gradients_by_hand
-from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_expert_units
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_expert_units, shards_over_ep
 from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
@@ -31,9 +31,11 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
     keep = exchange_keeping(parallelism.storage)
     _define(draft, keep)
     draft.add(LoopPosition.WRAP, f"ranks = {mesh_of(draft, parallelism)}", f"shard_units(model, ranks, {keep.__name__})")
-    draft.add(LoopPosition.AFTER_OPTIMIZER, "own, others = split_parameters(model)")
-    divided = "[]" if has_expert_units(layout) else "own"
-    draft.add(LoopPosition.BEFORE_READING, f"reduce_gradients({divided}, others, ranks)")
+    if not shards_over_ep(layout):
+        _define_reductions(draft)
+        draft.add(LoopPosition.AFTER_OPTIMIZER, "own, others = split_parameters(model)")
+        divided = "[]" if has_expert_units(layout) else "own"
+        draft.add(LoopPosition.BEFORE_READING, f"reduce_gradients({divided}, others, ranks)")
     if parallelism.storage is ExpertStorage.DTENSOR and keeps_dtensors(layout):
         draft.has_dtensors, draft.mixes_tensors = True, bool(dtensor_experts(draft.scenario.training.model, layout))
     elif layout.mesh.size(EP) > 1:
@@ -66,9 +68,14 @@ def _define(draft: Draft, keep: Callable[..., object]) -> None:
     if keep is exchange.dtensor_of_all:
         draft.need("torch.distributed.tensor", "Shard")
         draft.need("torch.distributed.tensor", "distribute_tensor")
-    found = (exchange.Exchange, exchange.shard_units, keep, exchange.split_parameters, exchange.reduce_gradients)
+    draft.definitions += map(_source, (chunk_size, chunk_sizes, exchange.Exchange, exchange.shard_units, keep))
+
+
+def _define_reductions(draft: Draft) -> None:
+    from equivcheck.layouts.parallelisms.expert_parallel import exchange
+
     by_hand = (gradients_by_hand.held_gradients, gradients_by_hand.sum_gradients, gradients_by_hand.divide_gradients)
-    draft.definitions += map(_source, (chunk_size, chunk_sizes, *by_hand, *found))
+    draft.definitions += map(_source, (*by_hand, exchange.split_parameters, exchange.reduce_gradients))
 
 
 def _source(found: object) -> list[str]:

@@ -8,14 +8,20 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from equivcheck.layouts.base.dtensor_experts import expert_modules, has_dtensor_experts
+from equivcheck.layouts.base.dtensor_experts import expert_modules, has_dtensor_experts, shards_over_ep
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding, WhenReduced, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
-from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor, has_expert_groups, hooks_replicas
+from equivcheck.layouts.parallelisms.fsdp2.division import (
+    averaging_ranks,
+    division_of,
+    expert_divide_factor,
+    has_expert_groups,
+    hooks_replicas,
+)
 from equivcheck.layouts.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import FSDP2, Distribution, Layout, MeshDims, Muon, Precision, Training, Wrapping
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.parameters import is_norm_parameter
 
@@ -45,17 +51,18 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.distribute import distribute_batch, distribute_parameters
         from equivcheck.layouts.parallelisms.fsdp2.chunked_loss import compute_in_chunks
-        from equivcheck.worlds.meshes import flat_mesh, new_groups
+        from equivcheck.worlds.meshes import new_groups
 
         parts = list(setup.parts)
-        if setup.layout is not None and has_expert_groups(parallelism, setup.layout):
-            flat_mesh(mesh)  # cached, so its group must not be among those that `release` destroys
+        assert setup.layout is not None, "a layout is applied"
+        _mesh_of_units(setup, parallelism, mesh)  # cached, so its groups must not be among those that `release` destroys
+        expert_mesh = _mesh_of_expert_groups(setup, parallelism)
         if parallelism.mesh_dims is not None:
             distribute_parameters(setup.model, mesh, Distribution.REPLICATE)
         # Torch creates a group for each unit that is resharded to fewer ranks, and one for separate reductions.
         with new_groups() as groups:
             for part in parts:
-                _shard_part(setup, part, parallelism, mesh)
+                _shard_part(setup, part, parallelism, mesh, expert_mesh)
 
         def release() -> None:
             for group in groups:
@@ -64,7 +71,8 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         setup.release = release
         if parallelism.mesh_dims is None:
             setup.loss_scale *= mesh.size()
-            setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
+            num_ranks = averaging_ranks(setup.layout)
+            setup.gradient_scale = (parallelism.gradient_divide_factor or num_ranks) / num_ranks
         else:
             setup.take = lambda batch: distribute_batch(batch, mesh)
         setup.accumulation = lambda last: _start_microbatch(parts, parallelism, last)
@@ -113,19 +121,43 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         import equivcheck.layouts.parallelisms.fsdp2.known  # noqa: F401
 
 
-def _shard_part(setup: Setup, part: nn.Module, fsdp: FSDP2, mesh: DeviceMesh) -> None:
-    """Shard the model or a pipeline stage, and set its units' options."""
-    from torch.distributed.fsdp import FSDPModule
-
-    from equivcheck.worlds.meshes import flat_mesh, submesh
+def _mesh_of_units(setup: Setup, fsdp: FSDP2, mesh: DeviceMesh, *, of_experts: bool = False) -> DeviceMesh:
+    """Return the mesh for units of experts or for other units. `mesh` has all axes of the data parallelism."""
+    from equivcheck.worlds.meshes import flattened_mesh, submesh
 
     layout = setup.layout
     assert layout is not None, "a layout is applied"
     assert setup.mesh is not None, "a layout has a mesh"
-    experts = expert_modules(part) if has_dtensor_experts(layout) else []
+    *outer, shard = layout.axes_of(fsdp)
+    replicas = () if hooks_replicas(fsdp, layout) else tuple(outer)
+    if shards_over_ep(layout) and not of_experts:
+        return flattened_mesh(setup.mesh, (shard, EP), replicas)
     # A slice of the full mesh, because torch 2.9 takes a slice's mesh for the full one.
-    sharded_over = submesh(setup.mesh, (SHARD,)) if hooks_replicas(fsdp, layout) else mesh
-    _shard(part, experts, fsdp, sharded_over, flat_mesh(mesh) if has_expert_groups(fsdp, layout) else None)
+    return submesh(setup.mesh, (SHARD,)) if hooks_replicas(fsdp, layout) else mesh
+
+
+def _mesh_of_expert_groups(setup: Setup, fsdp: FSDP2) -> DeviceMesh | None:
+    """Return the mesh for experts that are sharded over all ranks. None if they have the mesh of other parameters."""
+    from equivcheck.worlds.meshes import flattened_mesh
+
+    layout = setup.layout
+    assert layout is not None, "a layout is applied"
+    assert setup.mesh is not None, "a layout has a mesh"
+    return flattened_mesh(setup.mesh, layout.mesh.names) if has_expert_groups(fsdp, layout) else None
+
+
+def _shard_part(setup: Setup, part: nn.Module, fsdp: FSDP2, mesh: DeviceMesh, expert_mesh: DeviceMesh | None) -> None:
+    """Shard the model or a pipeline stage, and set its units' options."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    layout = setup.layout
+    assert layout is not None, "a layout is applied"
+    experts = expert_modules(part) if has_dtensor_experts(layout) else []
+    options = _options(part, fsdp, mesh, expert_mesh)
+    for unit in experts:
+        of_experts = _mesh_of_units(setup, fsdp, mesh, of_experts=True)
+        fully_shard(unit, mesh=of_experts, **options, mp_policy=_policy(fsdp, part, is_root=False))
+    _shard(part, fsdp, {"mesh": _mesh_of_units(setup, fsdp, mesh)} | options)
     assert isinstance(part, FSDPModule), "fully_shard changes the class of a part"
     if fsdp.separate_reduce_group:
         part.set_separate_reduce_scatter_group(True)
@@ -141,14 +173,12 @@ def _shard_part(setup: Setup, part: nn.Module, fsdp: FSDP2, mesh: DeviceMesh) ->
         _reduce_by_hook(part, experts, fsdp, mesh.get_group(0))
 
 
-def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: DeviceMesh, expert_mesh: DeviceMesh | None) -> None:
-    """Call `fully_shard` for experts, layer units and the root unit, which gets all other parameters."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+def _options(model: nn.Module, fsdp: FSDP2, mesh: DeviceMesh, expert_mesh: DeviceMesh | None) -> dict[str, Any]:
+    """Return the arguments for `fully_shard` that all units share."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
     from torch.distributed.tensor import Shard
 
-    from equivcheck.training.layers.module import LayerModule
-
-    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": fsdp.reshard_to or fsdp.reshard_after_forward}
+    options: dict[str, Any] = {"reshard_after_forward": fsdp.reshard_to or fsdp.reshard_after_forward}
     if fsdp.shard_last_dim:
         options["shard_placement_fn"] = lambda parameter: Shard(parameter.ndim - 1)
     if fsdp.shard_largest_dim:
@@ -165,11 +195,20 @@ def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: De
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
     if fsdp.mesh_dims is not None:
         options["dp_mesh_dims"] = _mesh_dims(fsdp.mesh_dims, mesh)
+    return options
+
+
+def _shard(model: nn.Module, fsdp: FSDP2, options: dict[str, Any]) -> None:
+    """Call `fully_shard` for layer units and the root unit, which gets all other parameters."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    from equivcheck.training.layers.module import LayerModule
+
     units: list[Any] = []
     if fsdp.wrapping is not Wrapping.ROOT_ONLY:
         layers = [module for module in model.modules() if isinstance(module, LayerModule)]
         units = [layers[at : at + fsdp.layers_per_unit] for at in range(0, len(layers), fsdp.layers_per_unit)]
-    for unit in (*experts, *units, *_token_units(model, fsdp)):
+    for unit in (*units, *_token_units(model, fsdp)):
         fully_shard(unit, **options, mp_policy=_policy(fsdp, model, is_root=False))
     fully_shard(model, **options, mp_policy=_policy(fsdp, model, is_root=True))
     if fsdp.embedding_unit and isinstance(model.embedding, FSDPModule):

@@ -22,7 +22,6 @@ from equivcheck.layouts.base.rounding import ITEM_BYTES, computed_in, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.division import (
     averages,
     averaging_ranks,
-    expert_divide_factor,
     has_expert_groups,
     reduce_ops,
 )
@@ -51,10 +50,9 @@ class UnitCalls(ABC, Generic[F]):
         self.view = view
         self.fsdp: F = fsdp
         names = view.layout.axes_of(fsdp)
-        replicates = isinstance(fsdp, FSDP2) and fsdp.mesh_dims is MeshDims.REPLICATE
-        self.parts = 1 if replicates else view.layout.mesh.size(names[-1])
+        self.parts = view.layout.mesh.size(names[-1])
         self.shard_axis = view.axes(names[-1])
-        self.replicas = view.axes(names[0]) if len(names) == 2 or replicates else None
+        self.replicas = view.axes(names[0]) if len(names) == 2 else None
         precision = view.training.precision
         computed, self.reduced = computed_in(precision, fsdp.mixed_precision), reduced_in(precision, fsdp)
         self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed.value], ITEM_BYTES[self.reduced.value]
@@ -91,7 +89,6 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         units = [replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held]
         has_groups = has_expert_groups(fsdp, view.layout)
         self.units = tuple(chain.from_iterable(map(parameter_groups, units)) if has_groups else units)
-        self.all_ranks = view.axes(*view.layout.axes_of(fsdp))
 
     def _neighbours(self, count: int) -> str:
         """Return the group of neighbours that share resharded parameters."""
@@ -144,7 +141,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         """Count an all-gather unless the unit is gathered."""
         parts = self._parts(unit)
         if not unit.gathered and parts > 1:
-            axes, num_bytes = self._shard_axes(unit), self._gathered(unit)
+            axes, num_bytes = self.view.axes(*self._axes(unit)), self._gathered(unit)
             if unit.resharded and self.fsdp.reshard_to is not None:
                 axes, num_bytes = self.regathered, num_bytes * parts // self.fsdp.reshard_to
             self.ledger.note(step, "all_gather", axes, num_bytes)
@@ -161,26 +158,27 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         """Count the elements in a rank's padded shards of some parameters."""
         return sum(held.padded_part(shard_dim(self.fsdp, held.parameter) or 0, parts) for held in parameters)
 
+    def _axes(self, unit: Unit) -> tuple[str, ...]:
+        """Return the mesh axes over which a unit's parameters are sharded."""
+        if self.fsdp.mesh_dims is MeshDims.REPLICATE:
+            return ()
+        return axes_of_shards(self.view.layout, self.fsdp, unit.held[0].parameter)
+
     def _parts(self, unit: Unit) -> int:
         """Return the number of shards of a unit's parameters."""
-        return averaging_ranks(self.view.layout) if unit.on_all_ranks else self.parts
-
-    def _shard_axes(self, unit: Unit) -> str:
-        """Return the group of ranks with the shards of a unit's parameters."""
-        return self.all_ranks if unit.on_all_ranks else self.shard_axis
+        return self.view.layout.mesh.size(*self._axes(unit))
 
     def _reduce(self, unit: Unit, step: int, last: bool) -> None:
         reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
         parts = self._parts(unit)
         num_bytes = self._part(reduced, parts) * self.reduced_bytes
-        layout, fsdp = self.view.layout, self.fsdp
-        factor = expert_divide_factor(fsdp, layout) if unit.is_of_experts else fsdp.gradient_divide_factor
-        over_shards, over_replicas = reduce_ops(fsdp, layout, self.reduced, factor)
+        axes = self._axes(unit)
+        over_shards, over_replicas = reduce_ops(self.fsdp, self.view.layout, self.reduced, of_experts=unit.is_of_experts)
         if reduced and parts > 1:
-            self.ledger.note(step, f"reduce_scatter.{over_shards}", self._shard_axes(unit), num_bytes * parts)
-        replicas = None if unit.on_all_ranks else self.replicas
-        if reduced and replicas is not None and (last or not self.fsdp.all_reduce_once or self.fsdp.replica_hook):
-            self.ledger.note(step, f"all_reduce.{over_replicas}", replicas, num_bytes)
+            self.ledger.note(step, f"reduce_scatter.{over_shards}", self.view.axes(*axes), num_bytes * parts)
+        replicas = [axis for axis in self.view.layout.axes_of(self.fsdp) if axis not in axes]
+        if reduced and replicas and (last or not self.fsdp.all_reduce_once or self.fsdp.replica_hook):
+            self.ledger.note(step, f"all_reduce.{over_replicas}", self.view.axes(*replicas), num_bytes)
 
 
 def reduce_op(view: RankView) -> str:

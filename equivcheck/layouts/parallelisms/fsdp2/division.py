@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.layouts.base.dtensor_experts import shards_over_ep
 from equivcheck.layouts.base.rounding import Division
 from equivcheck.scenario import FSDP2, ElementType, Layout
 from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
@@ -14,12 +15,17 @@ Later versions average over shards if it is the number of shards, and sum over r
 """
 
 
-def averaging_ranks(layout: Layout) -> int:
-    """Return the number of data-parallel ranks, over which `fully_shard` averages gradients.
+def sharding_axes(layout: Layout, *, of_experts: bool = False) -> tuple[str, ...]:
+    """Return the axes over which `fully_shard` shards parameters, in units of experts or in other units."""
+    return (DP, SHARD, EP) if shards_over_ep(layout) and not of_experts else (DP, SHARD)
+
+
+def averaging_ranks(layout: Layout, *, of_experts: bool = False) -> int:
+    """Return the number of ranks over which `fully_shard` averages gradients, in units of experts or in other units.
 
     Ranks along another mesh axis are not counted, even if they have different rows.
     """
-    return layout.mesh.size(DP, REPLICATE, SHARD)
+    return layout.mesh.size(REPLICATE, *sharding_axes(layout, of_experts=of_experts))
 
 
 def hooks_replicas(fsdp: FSDP2, layout: Layout) -> bool:
@@ -43,8 +49,10 @@ def averages(element_type: ElementType) -> bool:
 def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
     """Return the divide factor for FSDP units of experts.
 
-    It includes the number of expert-parallel ranks as a factor, because experts compute the rows of all these ranks.
+    It counts the expert-parallel ranks, because experts compute the rows of all these ranks.
     """
+    if shards_over_ep(layout):
+        return fsdp.gradient_divide_factor or averaging_ranks(layout)
     return (fsdp.gradient_divide_factor or averaging_ranks(layout)) * layout.mesh.size(EP)
 
 
@@ -58,7 +66,7 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
     return Division.BEFORE if alone and not is_torch_in(FACTOR_OF_ALL_RANKS) else Division.AFTER
 
 
-def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
+def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout, *, of_experts: bool = False) -> bool:
     """Whether an averaging collective or a separate operation divides gradients by the divide factor `factor`.
 
     Otherwise the collective is a premultiplied sum, which includes the division.
@@ -66,14 +74,16 @@ def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout) -> bool:
     if has_expert_groups(fsdp, layout):  # the experts' gradients are averaged over all ranks, and others over shards
         return factor is None
     if is_torch_in(FACTOR_OF_ALL_RANKS) and not hooks_replicas(fsdp, layout):
-        return factor in (None, averaging_ranks(layout))
-    shards = layout.mesh.size(DP, SHARD)
+        return factor in (None, averaging_ranks(layout, of_experts=of_experts))
+    shards = layout.mesh.size(*sharding_axes(layout, of_experts=of_experts))
     return shards == 1 or factor in (None, shards)
 
 
-def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, factor: float | None) -> tuple[str, str]:
-    """Return the names of the reductions over shards and over replicas, for a unit with the divide factor `factor`."""
-    known_ranks = layout.mesh.size(DP, SHARD) if hooks_replicas(fsdp, layout) else averaging_ranks(layout)
+def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, *, of_experts: bool) -> tuple[str, str]:
+    """Return the names of the reductions over shards and over replicas, for a unit of experts or another unit."""
+    factor = expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor
+    shards = layout.mesh.size(*sharding_axes(layout, of_experts=of_experts))
+    known_ranks = shards if hooks_replicas(fsdp, layout) else averaging_ranks(layout, of_experts=of_experts)
     if fsdp.sum_reductions or not averages(element_type) or known_ranks == 1:
         return "sum", "sum"
     if hooks_replicas(fsdp, layout):

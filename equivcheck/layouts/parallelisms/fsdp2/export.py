@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from equivcheck.layouts.base.dtensor_experts import dtensor_experts
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts, shards_over_ep
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, layer_iterable, loop_over_layers, refuse
 from equivcheck.layouts.base.script.dtensor_values import distribute_model, distribute_rows
@@ -17,7 +17,7 @@ from equivcheck.layouts.parallelisms.fsdp2.division import (
     hooks_replicas,
 )
 from equivcheck.scenario import FSDP2, Layout, MeshDims, Muon, Wrapping
-from equivcheck.scenario.mesh import REPLICATE, SHARD
+from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.training.layers.parameters import parameters_of
 
 
@@ -78,6 +78,7 @@ WRITTEN_WITH_PARTS = (
     "shard_last_dim",
     "shard_largest_dim",
     "ignore_frozen",
+    "shard_over_ep",
 )
 """Options supported by scripts for `FSDP2` together with a pipeline."""
 
@@ -91,7 +92,8 @@ def _wrap(draft: Draft, fsdp: FSDP2, options: dict[str, object]) -> None:
     experts = bool(dtensor_experts(draft.scenario.training.model, draft.scenario.layout))
     if experts:
         draft.add(LoopPosition.WRAP, 'experts = [layer.units() for layer in model.modules() if hasattr(layer, "by_units")]')
-        draft.add(LoopPosition.WRAP, "for units in experts:", f"    {call('fully_shard', 'units', **options)}")
+        sharded = call("fully_shard", "units", **options | {"mesh": _mesh_of_units(draft, fsdp, of_experts=True)})
+        draft.add(LoopPosition.WRAP, "for units in experts:", f"    {sharded}")
     if fsdp.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *_wraps(draft, fsdp.layers_per_unit, options))
     for unit in _token_units(draft, fsdp):
@@ -191,9 +193,7 @@ def _scale(draft: Draft, fsdp: FSDP2) -> None:
 
 def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
     """Return the keyword arguments for `fully_shard`."""
-    options: dict[str, object] = {"mesh": _mesh(draft, fsdp)}
-    if hooks_replicas(fsdp, draft.scenario.layout):
-        options["mesh"] = submesh_of(draft, SHARD)
+    options: dict[str, object] = {"mesh": _mesh_of_units(draft, fsdp)}
     if fsdp.mesh_dims is not None:
         draft.need("torch.distributed.fsdp", "DataParallelMeshDims")
         options["dp_mesh_dims"] = _mesh_dims(fsdp, draft.scenario.layout)
@@ -213,6 +213,21 @@ def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
         draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
         options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"
     return options
+
+
+def _mesh_of_units(draft: Draft, fsdp: FSDP2, *, of_experts: bool = False) -> str:
+    """Return code for the mesh of units with experts, or of other units."""
+    layout, mesh = draft.scenario.layout, _mesh(draft, fsdp)
+    if draft.has_parts or of_experts or not shards_over_ep(layout):
+        return submesh_of(draft, SHARD) if hooks_replicas(fsdp, layout) else mesh
+    replicas, shards = layout.mesh.size(REPLICATE), layout.mesh.size(DP, SHARD, EP)
+    sizes = (
+        f'({replicas}, {shards}), mesh_dim_names=("{REPLICATE}", "flat")' if REPLICATE in layout.mesh.names else f"({shards},)"
+    )
+    line = f'flattened = init_device_mesh("cpu", {sizes})'
+    if line not in draft.lines[LoopPosition.WRAP]:
+        draft.add(LoopPosition.WRAP, line)
+    return 'flattened["flat"]' if hooks_replicas(fsdp, layout) else "flattened"
 
 
 def _has_expert_mesh(draft: Draft, fsdp: FSDP2) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from equivcheck.layouts.base.dtensor_experts import shards_over_ep
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.dtensor_values import LIMITS_OF_DTENSOR_VALUES
 from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
@@ -34,7 +35,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD, TP
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = UpstreamLimit(
@@ -113,7 +114,7 @@ def _parts(layout: Layout, fsdp: FSDP2, parameter: Parameter, dim: int) -> int:
 def _most_shards(layout: Layout) -> int:
     """Return the largest number of shards along a dim."""
     axes = (DP, SHARD, TP, REPLICATE) if parallelism_of(layout, FSDP2).experts_on_all_ranks else (DP, SHARD, TP)
-    return layout.mesh.size(*axes)
+    return layout.mesh.size(*axes, *((EP,) if shards_over_ep(layout) else ()))
 
 
 EVEN_LAST_DIMS = UpstreamLimit(

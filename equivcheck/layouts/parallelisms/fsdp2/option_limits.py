@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
+from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts, shards_over_ep
 from equivcheck.layouts.base.limits.data_parallel import FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.base.limits.limit import LayoutLimit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import with_options
@@ -13,6 +13,7 @@ from equivcheck.scenario import (
     ContextParallel,
     ElementType,
     ExpertParallel,
+    ExpertStorage,
     Layout,
     LocalTensorParallel,
     MeshDims,
@@ -27,9 +28,10 @@ from equivcheck.scenario.mesh import DP, SHARD
 def _multiplies_before_the_sum(layout: Layout) -> bool:
     fsdp = parallelism_of(layout, FSDP2)
     may_average = any(averages(reduced_in(precision, fsdp)) for precision in Precision)
-    factors = [fsdp.gradient_divide_factor]
-    factors += [expert_divide_factor(fsdp, layout)] if has_dtensor_experts(layout) else []
-    return may_average and not fsdp.sum_reductions and not all(backend_divides(fsdp, factor, layout) for factor in factors)
+    divides = backend_divides(fsdp, fsdp.gradient_divide_factor, layout)
+    if has_dtensor_experts(layout):
+        divides = divides and backend_divides(fsdp, expert_divide_factor(fsdp, layout), layout, of_experts=True)
+    return may_average and not fsdp.sum_reductions and not divides
 
 
 NO_PREMULTIPLIED_SUM = LayoutLimit(
@@ -209,6 +211,32 @@ EXPERT_MESH = (
     ),
 )
 
+
+def _without_ep(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, shard_over_ep=False)
+
+
+EP_RANKS = (
+    LayoutLimit(
+        reason="fully_shard over ep, too: distributed Muon is not supported: the owner of a matrix gathers its shards along one "
+        "mesh axis, not along two",
+        applies=lambda layout: shards_over_ep(layout) and parallelism_of(layout, FSDP2).distributed_muon,
+        repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
+    ),
+    LayoutLimit(
+        reason="fully_shard over ep, too, with local_tensor_parallel is not supported: experts must be DTensors, but "
+        "local_tensor_parallel splits plain tensors",
+        applies=lambda layout: shards_over_ep(layout) and layout.has(LocalTensorParallel),
+        repair=_without_ep,
+    ),
+    LayoutLimit(
+        reason="fully_shard over ep, too: experts as plain tensors are not supported: fully_shard would treat a rank's own "
+        "experts as copies of other ranks' experts",
+        applies=lambda layout: shards_over_ep(layout) and not has_dtensor_experts(layout),
+        repair=lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.DTENSOR),
+    ),
+)
+
 NO_MESH_DIMS = LayoutLimit(
     reason="fully_shard: mesh_dims is not supported: before torch 2.12, fully_shard has no argument dp_mesh_dims",
     applies=lambda layout: parallelism_of(layout, FSDP2).mesh_dims is not None,
@@ -277,6 +305,7 @@ OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     *PRECISION_OF_NORMS,
     *CHUNKS,
     *EXPERT_MESH,
+    *EP_RANKS,
     NO_MESH_DIMS,
     MESH_DIMS_OF_DATA,
     REPLICATED_OVER_ONE_AXIS,

@@ -33,8 +33,6 @@ class Unit:
     """Index among the parameter groups of the same modules. Each group is gathered and reduced separately."""
     num_groups: int = 1
     """Number of parameter groups: 2 if the modules have experts with a mesh of their own, next to other parameters."""
-    on_all_ranks: bool = False
-    """Whether the group has experts that are sharded over all data-parallel ranks."""
     gathered: bool = False
     """Whether this rank currently has the unit's full parameters."""
     resharded: bool = False
@@ -77,10 +75,7 @@ def parameter_groups(unit: Unit) -> list[Unit]:
     groups: dict[bool, list[Held]] = {}
     for held in unit.held:
         groups.setdefault(held.parameter.expert_dim is not None, []).append(held)
-    return [
-        replace(unit, held=tuple(held), group=index, num_groups=len(groups), on_all_ranks=on_all_ranks)
-        for index, (on_all_ranks, held) in enumerate(groups.items())
-    ]
+    return [replace(unit, held=tuple(held), group=index, num_groups=len(groups)) for index, held in enumerate(groups.values())]
 
 
 def split_root(units: Iterable[Unit], fsdp: FSDP2) -> Iterator[Unit]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from equivcheck.layouts.base.dtensor_experts import shards_over_ep
 from equivcheck.layouts.base.expected_calls.communication import Totals, axes_of
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.passes import Span
@@ -24,7 +25,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     weights_of_several_ranks,
 )
 from equivcheck.scenario import DDP, Layout, Pipeline, Replicate, StagePosition, Training
-from equivcheck.scenario.mesh import PP, REPLICATE
+from equivcheck.scenario.mesh import EP, PP, REPLICATE
 from equivcheck.system.torch_version import is_torch_in
 
 CONNECTS_AT_ONCE = ">=2.15"
@@ -131,8 +132,9 @@ def _recomputes_in_several_passes(training: Training, layout: Layout) -> bool:
 
 
 def _axes_of_wrapped_stages(layout: Layout) -> tuple[str, ...]:
-    """Return the mesh axes of parallelisms whose stages reduce their own gradients."""
-    return tuple(name for each in layout.parallelisms if each.reduces_each_module for name in layout.axes_of(each))
+    """Return the mesh axes over which stages reduce their own gradients."""
+    axes = tuple(name for each in layout.parallelisms if each.reduces_each_module for name in layout.axes_of(each))
+    return (*axes, EP) if shards_over_ep(layout) else axes
 
 
 def _axes_of_replicas(layout: Layout) -> tuple[str, ...]:

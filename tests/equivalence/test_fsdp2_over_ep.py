@@ -1,0 +1,168 @@
+"""`fully_shard` over `dp` x `ep` for parameters outside experts, and over `dp` for experts, as in torchtitan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from equivcheck import Scenario, check
+from equivcheck.diagnosis.explain import explained
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout
+from equivcheck.mutants.registry import mutant
+from equivcheck.report.finding_page.mesh import placements
+from equivcheck.scenario import (
+    FSDP2,
+    Adam,
+    Axis,
+    ClipNorm,
+    ClipValue,
+    Data,
+    ExpertParallel,
+    Experts,
+    ExpertStorage,
+    GatedMLP,
+    Layer,
+    Layout,
+    LocalTensorParallel,
+    Loss,
+    Mesh,
+    Model,
+    Parallelism,
+    Pipeline,
+    Precision,
+    Resume,
+    Training,
+    Wrapping,
+)
+from support.exported import run_script
+from support.verdicts import require_predicted
+
+OVER_EP = FSDP2(shard_over_ep=True, sum_reductions=True)
+UNITS = replace(OVER_EP, wrapping=Wrapping.PER_LAYER)
+EXPERTS = ExpertParallel(storage=ExpertStorage.DTENSOR)
+TRAINING = Training(
+    model=Model(features=3, length=2, layers=(Layer(width=3), Experts(hidden=3, num_experts=4, shared=True), Layer(width=2))),
+    data=Data(microbatches=(8, 8)),
+    optimizer=Adam(),
+    clipping=ClipNorm(max_norm=0.1),
+    steps=2,
+)
+
+
+def layout(fsdp: FSDP2, *inside: Parallelism, **sizes: int) -> Layout:
+    """Expert parallelism, then perhaps a pipeline, then FSDP2."""
+    mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()))
+    return Layout(mesh=mesh, parallelisms=(EXPERTS, *inside, fsdp))
+
+
+def scenario(fsdp: FSDP2, *inside: Parallelism, training: Training = TRAINING, **sizes: int) -> Scenario:
+    """The training on a mesh with these axes."""
+    return Scenario(training=training, layout=layout(fsdp, *inside, **sizes))
+
+
+@pytest.mark.parametrize("fsdp", [OVER_EP, UNITS, replace(UNITS, gradient_divide_factor=3.0)], ids=["root", "layers", "divided"])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"dp": 2, "ep": 2}, {"dp": 2, "ep": 1}, {"dp_replicate": 2, "dp_shard": 2, "ep": 2}],
+    ids=lambda sizes: "x".join(map(str, sizes.values())),
+)
+@pytest.mark.parametrize("loss", [Loss.MSE_SUM, Loss.MSE_MEAN])
+def test_experts_and_other_parameters_have_their_own_shards(fsdp: FSDP2, sizes: dict[str, int], loss: Loss) -> None:
+    """Shards may be uneven or empty. All calls are predicted."""
+    training = replace(TRAINING, loss=loss)
+    require_predicted(scenario(fsdp, training=training, **sizes))
+    in_float32 = replace(training, precision=Precision.FLOAT32, clipping=ClipValue(clip_value=0.01))
+    check(scenario(fsdp, training=in_float32, **sizes)).assert_no_finding()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reshard_after_forward": False},
+        {"reshard_after_backward": False, "no_sync": True},
+        {"explicit_prefetch": True},
+        {"explicit_unshard": True, "cpu_offload": True},
+        {"ignore_frozen": True},
+        {"shard_last_dim": True},
+    ],
+    ids=" ".join,
+)
+def test_options_know_both_meshes(changes: dict[str, object]) -> None:
+    """Experts are gathered over `dp`, and other parameters over all ranks. Two of four layers are frozen."""
+    frozen = (GatedMLP(hidden=8, frozen=True), Experts(hidden=8, num_experts=4, frozen=True))
+    model = Model(features=8, length=2, layers=(*frozen, GatedMLP(hidden=8), Experts(hidden=8, num_experts=4)))
+    fsdp = replace(UNITS, **changes)  # type: ignore[arg-type]
+    require_predicted(scenario(fsdp, training=replace(TRAINING, model=model), dp=2, ep=4))
+
+
+def test_no_gradient_is_reduced_twice() -> None:
+    """One reduce-scatter over all ranks, one over `dp` for the experts, and no explicit all-reduce over `ep`."""
+    model = Model(features=2, length=2, layers=(Experts(hidden=2),))
+    training = replace(TRAINING, model=model, clipping=None, data=Data(microbatches=(8,)), steps=1)
+    calls = require_predicted(scenario(OVER_EP, training=training, dp=2, ep=2)).calls[0]
+    reduced = [(call.op.partition(".")[0], call.ranks) for call in calls if "reduce" in call.op]
+    assert sorted(reduced) == [("reduce_scatter", (0, 1, 2, 3)), ("reduce_scatter", (0, 2))]
+
+
+def test_stages_have_both_meshes() -> None:
+    """The mesh of a stage leaves `pp` out, which lies between `dp` and `ep`."""
+    check(scenario(UNITS, Pipeline(boundaries=(2,)), dp=2, pp=2, ep=2)).assert_equivalent()
+
+
+def test_pages_name_both_axes() -> None:
+    """Experts are sharded by two parallelisms, and other parameters by one over both axes."""
+    chosen = scenario(OVER_EP, dp=2, ep=2)
+    by = {row.name: row.by for row in placements(chosen.layout, TRAINING.model, {})}
+    assert by["layers.1.experts.gate"] == ("sharded on dim 0", "sharded on dim 0")
+    assert by["layers.1.shared.gate"] == ("sharded on dim 0 over dp x ep", "replicated")
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(OVER_EP, FSDP2(sum_reductions=True)), (FSDP2(sum_reductions=True), UNITS)])
+def test_a_training_resumes_on_other_meshes(saved: FSDP2, loaded: FSDP2) -> None:
+    """A checkpoint has the full tensors, whatever their mesh."""
+    resumed = replace(scenario(saved, dp=2, ep=2), resume=Resume(layout=layout(loaded, dp=4, ep=1)))
+    check(resumed).assert_equivalent()
+
+
+@pytest.mark.parametrize("sizes", [{"dp": 2, "ep": 2}, {"dp_replicate": 1, "dp_shard": 2, "ep": 2}], ids=["fsdp", "hsdp"])
+def test_the_exported_script_has_both_meshes(sizes: dict[str, int], tmp_path: Path) -> None:
+    """It does not reduce gradients explicitly."""
+    script, _ = run_script(scenario(UNITS, **sizes), tmp_path)
+    assert "mesh=flattened" in script
+    assert "reduce_gradients" not in script
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"dp": 2, "ep": 4}, "over the 2 dp ranks, but not over the 4 ep ranks"),
+        ({"dp": 1, "ep": 2}, "unreduced over the 2 ep ranks"),
+    ],
+    ids=["2x4", "1x2"],
+)
+def test_gradients_not_reduced_over_ep_are_explained(sizes: dict[str, int], words: str) -> None:
+    """The explanation names `ep`, over which `fully_shard` must reduce, too."""
+    plant = mutant("gradients_not_reduced_over_ep").plant
+    # Without experts, because torch divides their float64 gradients twice if `dp` has one rank.
+    model = Model(features=3, layers=(Layer(width=8), Layer(width=8)))
+    training = replace(TRAINING, model=model, clipping=None, data=Data(microbatches=(8,)), steps=1)
+    chosen = scenario(OVER_EP, training=training, **sizes)
+    diagnosis = explained(check(chosen, alter=plant), alter=plant).diagnosis
+    assert diagnosis is not None
+    assert words in diagnosis.sentence
+
+
+def test_plain_experts_become_dtensors() -> None:
+    """`fully_shard` needs DTensors to know that ranks have other experts."""
+    plain = replace(layout(OVER_EP, dp=2, ep=2), parallelisms=(ExpertParallel(), OVER_EP))
+    assert "experts as plain tensors" in (limit_reason(TRAINING, plain) or "")
+    assert repair_layout(plain).parallelisms == (EXPERTS, OVER_EP)
+
+
+def test_the_option_is_dropped_next_to_local_tensor_parallelism() -> None:
+    """`local_tensor_parallel` needs plain tensors."""
+    mesh = Mesh(axes=tuple(Axis(name=name, size=2) for name in ("dp", "ep", "tp")))
+    shared = Layout(mesh=mesh, parallelisms=(LocalTensorParallel(), ExpertParallel(), OVER_EP))
+    assert repair_layout(shared).of(FSDP2) == (replace(OVER_EP, shard_over_ep=False),)
