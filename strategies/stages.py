@@ -76,7 +76,7 @@ def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
         layout = with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None)
     if layout.mesh.size(DP, SHARD) == 1 and not layout.propagates_placements:
         # One shard rank may apply a divide factor twice (`fsdp2_one_shard_divided_twice`). DTensor experts get one too.
-        layout = with_options(layout, FSDP2, gradient_divide_factor=None)
+        layout = with_options(layout, FSDP2, gradient_divide_factor=None, shard_over_ep=False)
         layout = with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN)
     if layout.mesh.size(DP) > 1 and (has_ddp_stages(layout) or has_replicate_ddp_stages(layout)):
         if splits_backward(layout):

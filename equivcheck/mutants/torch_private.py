@@ -38,7 +38,7 @@ def reduce_scatter_with(setup: Setup, scatter: type[WrongReduceScatter]) -> None
             group._reduce_scatter_comm = scatter()
 
 
-def reduce_others_with(setup: Setup, scatter: WrongReduceScatter) -> None:
+def reduce_outside_experts_with(setup: Setup, scatter: WrongReduceScatter) -> None:
     """Let all `fully_shard` modules, except those of experts, reduce gradients by `scatter`."""
     experts: list[Any] = expert_modules(setup.model)
     for module in fsdp_modules(setup):

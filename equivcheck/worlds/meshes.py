@@ -62,17 +62,19 @@ def submesh(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
 def flattened_mesh(mesh: DeviceMesh, axes: tuple[str, ...], outer: tuple[str, ...] = ()) -> DeviceMesh:
     """Return a mesh with the axes `outer`, and `axes` flattened into one axis. `mesh` must have all ranks of the world.
 
-    The groups of all ranks are cached on `mesh`. Axes that are named in neither argument are left out, as by slicing.
+    The flattened mesh and its process groups are cached on `mesh`, so every rank must call this function. Ranks keep their order
+    in `mesh`. Axes in neither argument are left out, as when a mesh is sliced.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
     kept: dict[tuple[str, ...], DeviceMesh] = vars(mesh).setdefault("_equivcheck_flattened", {})
+    names = mesh.mesh_dim_names
+    assert names is not None, "meshes of layouts have names"
     flat = "_".join(axes)
     if axes not in kept:
-        names = mesh.mesh_dim_names
-        assert names is not None, "meshes of layouts have names"
-        others = tuple(name for name in names if name not in axes)
-        ranks = mesh.mesh.permute([names.index(name) for name in (*others, *axes)]).flatten(len(others))
+        inner = [name for name in names if name in axes]
+        others = [name for name in names if name not in axes]
+        ranks = mesh.mesh.permute([names.index(name) for name in (*others, *inner)]).flatten(len(others))
         before = _num_groups()
         kept[axes] = DeviceMesh("cpu", ranks, mesh_dim_names=(*others, flat))
         _kept.num_groups = _kept.__dict__.get("num_groups", 0) + _num_groups() - before

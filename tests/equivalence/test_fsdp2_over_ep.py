@@ -9,8 +9,13 @@ import pytest
 
 from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
+from equivcheck.export.script import script_of
+from equivcheck.layouts.base.script.draft import CannotExport
+from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.layouts.composition.limits import limit_reason, repair_layout
+from equivcheck.layouts.parallelisms.fsdp2.known import divided_apart_on_one_shard, one_element_of_head_norm
 from equivcheck.mutants.registry import mutant
+from equivcheck.oracle.known_issues.workarounds import divided_by_ranks
 from equivcheck.report.finding_page.mesh import placements
 from equivcheck.scenario import (
     FSDP2,
@@ -23,16 +28,19 @@ from equivcheck.scenario import (
     Experts,
     ExpertStorage,
     GatedMLP,
+    Head,
     Layer,
     Layout,
     LocalTensorParallel,
     Loss,
     Mesh,
     Model,
+    Norm,
     Parallelism,
     Pipeline,
     Precision,
     Resume,
+    Tokens,
     Training,
     Wrapping,
 )
@@ -106,9 +114,29 @@ def test_no_gradient_is_reduced_twice() -> None:
     assert sorted(reduced) == [("reduce_scatter", (0, 1, 2, 3)), ("reduce_scatter", (0, 2))]
 
 
+STAGES = scenario(UNITS, Pipeline(boundaries=(2,)), dp=2, pp=2, ep=2)
+
+
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
 def test_stages_have_both_meshes() -> None:
     """The mesh of a stage leaves `pp` out, which lies between `dp` and `ep`."""
-    check(scenario(UNITS, Pipeline(boundaries=(2,)), dp=2, pp=2, ep=2)).assert_equivalent()
+    check(STAGES).assert_equivalent()
+
+
+def test_scripts_with_a_pipeline_refuse_the_option() -> None:
+    """They have no units of experts, and without explicit reductions no gradient would be reduced over `ep`."""
+    training = replace(TRAINING, clipping=None)
+    fsdp, pipeline = FSDP2(shard_over_ep=True), Pipeline(boundaries=(2,))
+    with pytest.raises(CannotExport, match=r"FSDP2\.shard_over_ep"):
+        script_of(scenario(fsdp, pipeline, training=training, dp=1, pp=2, ep=2))
+
+
+@pytest.mark.parametrize("dp", [2, 3])
+def test_shards_follow_the_order_of_the_mesh(dp: int) -> None:
+    """On a mesh with `ep` outside, as on any other, consecutive ranks have consecutive shards."""
+    model = Model(features=6, layers=(Layer(width=5),))
+    training = replace(TRAINING, model=model, data=Data(microbatches=(12,)))
+    require_predicted(scenario(OVER_EP, training=training, ep=2, dp=dp))
 
 
 def test_pages_name_both_axes() -> None:
@@ -152,6 +180,31 @@ def test_gradients_not_reduced_over_ep_are_explained(sizes: dict[str, int], word
     diagnosis = explained(check(chosen, alter=plant), alter=plant).diagnosis
     assert diagnosis is not None
     assert words in diagnosis.sentence
+
+
+@pytest.mark.parametrize("name", ["router_gradient_of_own_rows", "only_experts_reduced"])
+def test_mutants_of_explicit_reductions_need_them(name: str) -> None:
+    """There are none to leave out with the option."""
+    assert mutant(name).applies(scenario(replace(OVER_EP, shard_over_ep=False), dp=2, ep=2))
+    assert not mutant(name).applies(scenario(OVER_EP, dp=2, ep=2))
+
+
+def test_a_known_issue_of_expert_units_can_be_avoided() -> None:
+    """Without units of experts, nothing is divided twice on one shard. They are needed only for the option."""
+    known = scenario(OVER_EP, dp=1, ep=2)
+    assert divided_apart_on_one_shard(known)
+    avoided = fit_scenario(divided_by_ranks(known))
+    assert avoided is not None
+    assert not divided_apart_on_one_shard(avoided)
+
+
+@pytest.mark.parametrize(("is_over_ep", "is_known"), [(True, True), (False, False)])
+def test_shards_of_a_head_are_counted_over_ep(is_over_ep: bool, is_known: bool) -> None:
+    """The norm's four weights are one element a rank over `dp_shard` x `ep`, and two over `dp_shard`."""
+    model = Model(features=4, length=2, source=Tokens(vocabulary=4), layers=(Layer(width=4),), head=Head(norm=Norm.RMS))
+    fsdp = replace(OVER_EP, shard_over_ep=is_over_ep)
+    chosen = scenario(fsdp, training=replace(TRAINING, model=model), dp_replicate=2, dp_shard=2, ep=2)
+    assert one_element_of_head_norm(chosen) is is_known
 
 
 def test_plain_experts_become_dtensors() -> None:

@@ -41,7 +41,7 @@ def shard_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
 def axes_of_shards(layout: Layout, parallelism: Parallelism, parameter: Parameter) -> tuple[str, ...]:
     """Mesh axes whose ranks have different shards of a parameter, if the parallelism shards the parameter."""
     axes = parallelism.axes_of_shards(parameter, layout.axes_of(parallelism))
-    return tuple(axis for axis in axes if axis in layout.mesh.names)
+    return tuple(axis for axis in layout.mesh.names if axis in axes)
 
 
 def shard_shape(shape: Shape, dim: int, parts: int, part: int) -> Shape:

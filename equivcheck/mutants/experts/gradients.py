@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 import torch.distributed as dist
 
+from equivcheck.layouts.base.dtensor_experts import shards_over_ep
 from equivcheck.mutants.experts.exchange import EXPERT_PARALLEL, has_equal_experts
 from equivcheck.mutants.experts.sites import experts_of, has_experts
 from equivcheck.mutants.mutant import fault
@@ -25,6 +26,10 @@ OWN_ROWS = (Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE)
 
 def _has_ranks(scenario: Scenario) -> bool:
     return is_eager(scenario) and scenario.layout.mesh.size(EP) > 1
+
+
+def _reduces_explicitly(scenario: Scenario) -> bool:
+    return not shards_over_ep(scenario.layout)
 
 
 def _names_of_experts(setup: Setup) -> set[str]:
@@ -98,13 +103,13 @@ def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
     setup.before_update.append(average)
 
 
-@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=OWN_ROWS)
+@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks, _reduces_explicitly), causes=OWN_ROWS)
 def router_gradient_of_own_rows(setup: Setup) -> None:
     """Bug: router gradients are not reduced over expert-parallel ranks."""
     keep_own_gradients(setup, lambda name: name.endswith("router.weight"))
 
 
-@fault(layouts=EXPERT_PARALLEL, applies=_has_ranks, causes=OWN_ROWS)
+@fault(layouts=EXPERT_PARALLEL, applies=all_of(_has_ranks, _reduces_explicitly), causes=OWN_ROWS)
 def only_experts_reduced(setup: Setup) -> None:
     """Bug: only expert gradients are right; all others are not reduced over expert-parallel ranks."""
     names = _names_of_experts(setup)

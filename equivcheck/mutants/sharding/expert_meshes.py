@@ -11,7 +11,7 @@ from equivcheck.layouts.parallelisms.fsdp2.division import has_expert_groups
 from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.rank import axis_names, layout_of, mesh_of, size_of
-from equivcheck.mutants.torch_private import Op, WrongReduceScatter, reduce_experts_with, reduce_others_with
+from equivcheck.mutants.torch_private import Op, WrongReduceScatter, reduce_experts_with, reduce_outside_experts_with
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, Scenario
 from equivcheck.scenario.mesh import EP, REPLICATE, SHARD
@@ -59,7 +59,7 @@ def gradients_not_reduced_over_ep(setup: Setup) -> None:
     """Bug: the gradients of parameters outside experts are reduced over data-parallel ranks, but not over `ep`."""
     layout = layout_of(setup)
     (fsdp,) = layout.of(FSDP2)
-    reduce_others_with(setup, _ReduceOverPart(mesh_of(setup).get_group(layout.axes_of(fsdp)[-1])))
+    reduce_outside_experts_with(setup, _ReduceOverPart(mesh_of(setup).get_group(layout.axes_of(fsdp)[-1])))
 
 
 @fault(layouts=("fsdp2",), applies=_spreads_experts, causes=(Cause.SUMMED, Cause.SCALED))

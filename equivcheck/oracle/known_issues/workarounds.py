@@ -297,11 +297,12 @@ def nothing_resharded(layout: Layout) -> Layout:
 @_in_layouts
 def divided_by_ranks(layout: Layout) -> Layout:
     """Let FSDP2 divide gradient sums by the number of ranks, and store experts as plain tensors."""
-    divided = with_options(layout, FSDP2, gradient_divide_factor=None)
+    divided = with_options(layout, FSDP2, gradient_divide_factor=None, shard_over_ep=False)
     return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
 
 
 @_in_layouts
 def plain_experts(layout: Layout) -> Layout:
     """Store experts as plain tensors."""
+    layout = with_options(layout, FSDP2, shard_over_ep=False)
     return with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN)

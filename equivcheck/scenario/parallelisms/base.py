@@ -112,9 +112,10 @@ class Parallelism:
         return None
 
     def axes_of_shards(self, parameter: ParameterFacts, axes: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002 - of overriding methods
-        """Mesh axes whose ranks have different shards of a parameter, outermost first.
+        """Mesh axes whose ranks have different shards of a parameter, in any order.
 
-        `axes` are all axes that the parallelism uses. Several axes together shard one dim. Axes that the mesh lacks are ignored.
+        `axes` are all axes that the parallelism uses. Several axes together shard one dim. The result may name axes that the mesh
+        does not have; `equivcheck.layouts.base.partition.axes_of_shards` drops them.
         """
         return axes[-1:]
 

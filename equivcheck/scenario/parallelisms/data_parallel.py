@@ -306,6 +306,8 @@ class FSDP2(Parallelism):
         return len(parameter.shape) - 1 if self.shard_last_dim else 0
 
     def axes_of_shards(self, parameter: ParameterFacts, axes: tuple[str, ...]) -> tuple[str, ...]:  # noqa: D102 - as inherited
+        if self.mesh_dims is MeshDims.REPLICATE:
+            return ()
         if parameter.expert_dim is not None:
             return axes if self.experts_on_all_ranks else axes[-1:]
         return (*axes[-1:], EP) if self.shard_over_ep else axes[-1:]

@@ -27,7 +27,8 @@ class ExpertParallel(Parallelism):
     parameters are replicated, and their gradients are averaged explicitly after the last backward. Expert gradients already
     include the rows from all ranks, so they are only divided by the number of ranks. A data parallelism on an outer mesh axis
     replicates or shards the parameters on each rank, experts included. If experts are DTensors, an outer FSDP2 wraps
-    the experts of each layer in their own `fully_shard` unit, and divides their gradients instead.
+    the experts of each layer in their own `fully_shard` unit, and divides their gradients instead. With `FSDP2.shard_over_ep`, it
+    also shards all other parameters over the expert-parallel ranks, and reduces their gradients.
     """
 
     tag: ClassVar[str] = "expert_parallel"

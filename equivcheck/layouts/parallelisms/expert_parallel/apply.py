@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExpertParallelKind(LayoutKind[ExpertParallel]):
-    """Distributes rows and experts over ranks, and averages gradients explicitly after backward."""
+    """Distributes rows and experts over ranks, and averages gradients explicitly unless FSDP2 reduces them (`shard_over_ep`)."""
 
     parallelism = ExpertParallel
     limits = LIMITS
@@ -37,7 +37,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         take_rows(setup, mesh)
 
     def finish(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
-        """Set up the reduction of gradients, and read plain expert tensors as shards.
+        """Set up the explicit reduction of gradients, and read plain expert tensors as shards.
 
         Other parallelisms may replace parameters, so this runs after all of them.
         """

@@ -56,7 +56,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         parts = list(setup.parts)
         assert setup.layout is not None, "a layout is applied"
         _mesh_of_units(setup, parallelism, mesh)  # cached, so its groups must not be among those that `release` destroys
-        expert_mesh = _mesh_of_expert_groups(setup, parallelism)
+        expert_mesh = _mesh_of_all_ranks(setup, parallelism)
         if parallelism.mesh_dims is not None:
             distribute_parameters(setup.model, mesh, Distribution.REPLICATE)
         # Torch creates a group for each unit that is resharded to fewer ranks, and one for separate reductions.
@@ -122,22 +122,22 @@ class FSDP2Kind(LayoutKind[FSDP2]):
 
 
 def _mesh_of_units(setup: Setup, fsdp: FSDP2, mesh: DeviceMesh, *, of_experts: bool = False) -> DeviceMesh:
-    """Return the mesh for units of experts or for other units. `mesh` has all axes of the data parallelism."""
+    """Return the mesh for units of experts or for other units. `mesh` has the axis `dp`, or `dp_replicate` and `dp_shard`."""
     from equivcheck.worlds.meshes import flattened_mesh, submesh
 
     layout = setup.layout
     assert layout is not None, "a layout is applied"
     assert setup.mesh is not None, "a layout has a mesh"
-    *outer, shard = layout.axes_of(fsdp)
-    replicas = () if hooks_replicas(fsdp, layout) else tuple(outer)
+    is_hooked = hooks_replicas(fsdp, layout)
     if shards_over_ep(layout) and not of_experts:
-        return flattened_mesh(setup.mesh, (shard, EP), replicas)
-    # A slice of the full mesh, because torch 2.9 takes a slice's mesh for the full one.
-    return submesh(setup.mesh, (SHARD,)) if hooks_replicas(fsdp, layout) else mesh
+        *replicas, shard = layout.axes_of(fsdp)
+        return flattened_mesh(setup.mesh, (shard, EP), () if is_hooked else tuple(replicas))
+    # A hook needs a slice of the full mesh, because torch 2.9 takes a slice's mesh for the full one.
+    return submesh(setup.mesh, (SHARD,)) if is_hooked else mesh
 
 
-def _mesh_of_expert_groups(setup: Setup, fsdp: FSDP2) -> DeviceMesh | None:
-    """Return the mesh for experts that are sharded over all ranks. None if they have the mesh of other parameters."""
+def _mesh_of_all_ranks(setup: Setup, fsdp: FSDP2) -> DeviceMesh | None:
+    """Return the mesh for `experts_on_all_ranks`. None if the option has no effect."""
     from equivcheck.worlds.meshes import flattened_mesh
 
     layout = setup.layout

@@ -33,7 +33,6 @@ from equivcheck.scenario import (
     ExpertParallel,
     Layout,
     LocalTensorParallel,
-    MeshDims,
     TensorParallel,
     Training,
 )
@@ -160,8 +159,6 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
     def _axes(self, unit: Unit) -> tuple[str, ...]:
         """Return the mesh axes over which a unit's parameters are sharded."""
-        if self.fsdp.mesh_dims is MeshDims.REPLICATE:
-            return ()
         return axes_of_shards(self.view.layout, self.fsdp, unit.held[0].parameter)
 
     def _parts(self, unit: Unit) -> int:
@@ -190,7 +187,6 @@ def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
     found = FSDP2Calls(view, fsdp).totals()
     for kind in _kinds(view):
         axes = axes_of_shards(view.layout, fsdp, kind[0].parameter)
-        axes = () if fsdp.mesh_dims is MeshDims.REPLICATE else axes
         for key, (num_calls, num_bytes) in dtensor_clipping(view, axes, kind, flattened=True).items():
             add(found, key, num_calls, num_bytes)
     return found | (_owners_totals(view, fsdp) if is_distributed_muon(view.training, view.layout) else {})

@@ -15,7 +15,7 @@ Later versions average over shards if it is the number of shards, and sum over r
 """
 
 
-def sharding_axes(layout: Layout, *, of_experts: bool = False) -> tuple[str, ...]:
+def fully_shard_axes(layout: Layout, *, of_experts: bool = False) -> tuple[str, ...]:
     """Return the axes over which `fully_shard` shards parameters, in units of experts or in other units."""
     return (DP, SHARD, EP) if shards_over_ep(layout) and not of_experts else (DP, SHARD)
 
@@ -25,7 +25,7 @@ def averaging_ranks(layout: Layout, *, of_experts: bool = False) -> int:
 
     Ranks along another mesh axis are not counted, even if they have different rows.
     """
-    return layout.mesh.size(REPLICATE, *sharding_axes(layout, of_experts=of_experts))
+    return layout.mesh.size(REPLICATE, *fully_shard_axes(layout, of_experts=of_experts))
 
 
 def hooks_replicas(fsdp: FSDP2, layout: Layout) -> bool:
@@ -75,14 +75,14 @@ def backend_divides(fsdp: FSDP2, factor: float | None, layout: Layout, *, of_exp
         return factor is None
     if is_torch_in(FACTOR_OF_ALL_RANKS) and not hooks_replicas(fsdp, layout):
         return factor in (None, averaging_ranks(layout, of_experts=of_experts))
-    shards = layout.mesh.size(*sharding_axes(layout, of_experts=of_experts))
+    shards = layout.mesh.size(*fully_shard_axes(layout, of_experts=of_experts))
     return shards == 1 or factor in (None, shards)
 
 
 def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, *, of_experts: bool) -> tuple[str, str]:
     """Return the names of the reductions over shards and over replicas, for a unit of experts or another unit."""
     factor = expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor
-    shards = layout.mesh.size(*sharding_axes(layout, of_experts=of_experts))
+    shards = layout.mesh.size(*fully_shard_axes(layout, of_experts=of_experts))
     known_ranks = shards if hooks_replicas(fsdp, layout) else averaging_ranks(layout, of_experts=of_experts)
     if fsdp.sum_reductions or not averages(element_type) or known_ranks == 1:
         return "sum", "sum"

@@ -58,6 +58,8 @@ def _wrap_parts(draft: Draft, fsdp: FSDP2) -> None:
     for field in fields(FSDP2):
         if getattr(fsdp, field.name) != getattr(simple, field.name):
             raise refuse(f"FSDP2.{field.name}", "scripts with a pipeline do not support this option")
+    if shards_over_ep(draft.scenario.layout):
+        raise refuse("FSDP2.shard_over_ep", "scripts with a pipeline have no units of experts")
     options = _options(draft, fsdp)
     draft.add(LoopPosition.WRAP, "for part in parts:")
     if fsdp.wrapping is Wrapping.PER_LAYER:
@@ -218,7 +220,7 @@ def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
 def _mesh_of_units(draft: Draft, fsdp: FSDP2, *, of_experts: bool = False) -> str:
     """Return code for the mesh of units with experts, or of other units."""
     layout, mesh = draft.scenario.layout, _mesh(draft, fsdp)
-    if draft.has_parts or of_experts or not shards_over_ep(layout):
+    if of_experts or not shards_over_ep(layout):
         return submesh_of(draft, SHARD) if hooks_replicas(fsdp, layout) else mesh
     replicas, shards = layout.mesh.size(REPLICATE), layout.mesh.size(DP, SHARD, EP)
     sizes = (

@@ -12,7 +12,7 @@ from equivcheck.layouts.base.limits.repairs import has_shares
 from equivcheck.layouts.base.partition import axes_of_shards, chunk_sizes, is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import UNFREEZES
 from equivcheck.layouts.base.rounding import Division, reduced_in
-from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor
+from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor, fully_shard_axes
 from equivcheck.layouts.parallelisms.fsdp2.limits import cuts_last_dims_unevenly
 from equivcheck.scenario import (
     FSDP2,
@@ -109,7 +109,7 @@ def divided_apart_on_one_shard(scenario: Scenario) -> bool:
 
 
 def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
-    """Return the divide factors in a model's units. A parameter with several shards, such as an expert's, does not count."""
+    """Return the divide factors in a model's units. Parameters with several shards do not count."""
     layout, parameters = scenario.layout, parameters_of(scenario.training.model)
     kinds = {is_dtensor_expert(layout, each) for each in parameters if each.trained and not _has_shards(layout, fsdp, each)}
     return [expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor for of_experts in kinds]
@@ -138,7 +138,7 @@ def sums_of_head_wait(scenario: Scenario) -> bool:
 @need
 def one_element_of_head_norm(scenario: Scenario) -> bool:
     """Whether the first rank's shard of the head's norm weight has a single element."""
-    ranks = scenario.layout.mesh.size(DP, SHARD)
+    ranks = scenario.layout.mesh.size(*fully_shard_axes(scenario.layout))
     return -(-scenario.training.model.in_features(len(scenario.training.model.layers)) // ranks) == 1
 
 

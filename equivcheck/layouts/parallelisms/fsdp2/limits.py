@@ -131,7 +131,7 @@ def _has_two_meshes(training: Training, layout: Layout) -> bool:
 
 
 ASGD_ON_TWO_MESHES = UpstreamLimit(
-    reason="fully_shard: experts on a mesh of their own with foreach ASGD are not supported: it refuses DTensors of two meshes",
+    reason="fully_shard: experts on a mesh of all ranks with foreach ASGD are not supported: it refuses DTensors of two meshes",
     applies=lambda training, layout: (
         isinstance(training.optimizer, ASGD)
         and training.optimizer.implementation is not Implementation.FOR_LOOP

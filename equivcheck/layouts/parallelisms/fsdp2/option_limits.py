@@ -179,7 +179,7 @@ def _has_expert_mesh(layout: Layout) -> bool:
 
 EXPERT_MESH = (
     LayoutLimit(
-        reason="fully_shard: experts on a mesh of their own are not supported: before torch 2.12, shard_placement_fn cannot "
+        reason="fully_shard: experts on a mesh of all ranks are not supported: before torch 2.12, shard_placement_fn cannot "
         "return a mesh (ShardPlacementResult)",
         applies=_has_expert_mesh,
         repair=_without_expert_mesh,
@@ -192,19 +192,19 @@ EXPERT_MESH = (
         repair=_without_expert_mesh,
     ),
     LayoutLimit(
-        reason="fully_shard: experts on a mesh of their own with mesh_dims are not supported: a parameter that is a DTensor "
+        reason="fully_shard: experts on a mesh of all ranks with mesh_dims are not supported: a parameter that is a DTensor "
         "before fully_shard is sharded over axes of its own mesh",
         applies=lambda layout: _has_expert_mesh(layout) and parallelism_of(layout, FSDP2).mesh_dims is not None,
         repair=_without_expert_mesh,
     ),
     LayoutLimit(
-        reason="fully_shard: experts on a mesh of their own with an all-reduce hook are not supported: modules with two "
+        reason="fully_shard: experts on a mesh of all ranks with an all-reduce hook are not supported: modules with two "
         "parameter groups accept no hook (set_all_reduce_hook)",
         applies=lambda layout: _has_expert_mesh(layout) and parallelism_of(layout, FSDP2).replica_hook,
         repair=_without_expert_mesh,
     ),
     LayoutLimit(
-        reason="fully_shard: experts on a mesh of their own with mixed precision are not supported: their gradients are reduced "
+        reason="fully_shard: experts on a mesh of all ranks with mixed precision are not supported: their gradients are reduced "
         "in one step, but the single-device run rounds all gradients as in HSDP, first over shards, then over replicas",
         applies=lambda layout: _has_expert_mesh(layout) and parallelism_of(layout, FSDP2).mixed_precision is not None,
         repair=_without_expert_mesh,
@@ -212,26 +212,26 @@ EXPERT_MESH = (
 )
 
 
-def _without_ep(layout: Layout) -> Layout:
+def _without_shard_over_ep(layout: Layout) -> Layout:
     return with_options(layout, FSDP2, shard_over_ep=False)
 
 
-EP_RANKS = (
+SHARD_OVER_EP = (
     LayoutLimit(
-        reason="fully_shard over ep, too: distributed Muon is not supported: the owner of a matrix gathers its shards along one "
-        "mesh axis, not along two",
+        reason="fully_shard with shard_over_ep: distributed Muon is not supported: the owner of a matrix gathers its shards "
+        "along one mesh axis, not along two",
         applies=lambda layout: shards_over_ep(layout) and parallelism_of(layout, FSDP2).distributed_muon,
         repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
     ),
     LayoutLimit(
-        reason="fully_shard over ep, too, with local_tensor_parallel is not supported: experts must be DTensors, but "
-        "local_tensor_parallel splits plain tensors",
+        reason="fully_shard with shard_over_ep: local_tensor_parallel is not supported: it splits plain tensors, but "
+        "experts must be DTensors",
         applies=lambda layout: shards_over_ep(layout) and layout.has(LocalTensorParallel),
-        repair=_without_ep,
+        repair=_without_shard_over_ep,
     ),
     LayoutLimit(
-        reason="fully_shard over ep, too: experts as plain tensors are not supported: fully_shard would treat a rank's own "
-        "experts as copies of other ranks' experts",
+        reason="fully_shard with shard_over_ep: experts as plain tensors are not supported: fully_shard would shard each rank's "
+        "own experts over ranks with other experts",
         applies=lambda layout: shards_over_ep(layout) and not has_dtensor_experts(layout),
         repair=lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.DTENSOR),
     ),
@@ -305,7 +305,7 @@ OPTION_LIMITS: tuple[LayoutLimit, ...] = (
     *PRECISION_OF_NORMS,
     *CHUNKS,
     *EXPERT_MESH,
-    *EP_RANKS,
+    *SHARD_OVER_EP,
     NO_MESH_DIMS,
     MESH_DIMS_OF_DATA,
     REPLICATED_OVER_ONE_AXIS,
