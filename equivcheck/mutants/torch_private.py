@@ -26,8 +26,8 @@ ONE_PARAM_GROUP = "<2.12"
 
 
 def fsdp_modules(setup: Setup) -> Iterator[FSDPModule]:
-    """Yield all modules to which `fully_shard` was applied."""
-    return (module for module in setup.model.modules() if isinstance(module, FSDPModule))
+    """Yield all modules to which `fully_shard` was applied. In a pipeline, these may be whole stages."""
+    return (module for part in setup.parts for module in part.modules() if isinstance(module, FSDPModule))
 
 
 def reduce_scatter_with(setup: Setup, scatter: type[WrongReduceScatter]) -> None:

@@ -182,6 +182,17 @@ def test_gradients_not_reduced_over_ep_are_explained(sizes: dict[str, int], word
     assert words in diagnosis.sentence
 
 
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
+@pytest.mark.parametrize("fsdp", [OVER_EP, UNITS], ids=["root", "layers"])
+def test_gradients_of_stages_not_reduced_over_ep_are_explained(fsdp: FSDP2) -> None:
+    """The mutant reaches whole stages, too, which are outside the model."""
+    plant = mutant("gradients_not_reduced_over_ep").plant
+    chosen = scenario(fsdp, Pipeline(boundaries=(2,)), training=replace(TRAINING, clipping=None), dp=2, pp=2, ep=2)
+    diagnosis = explained(check(chosen, alter=plant), alter=plant).diagnosis
+    assert diagnosis is not None
+    assert diagnosis.sentence.endswith("over the 2 dp ranks, but not over the 2 ep ranks")
+
+
 @pytest.mark.parametrize("name", ["router_gradient_of_own_rows", "only_experts_reduced"])
 def test_mutants_of_explicit_reductions_need_them(name: str) -> None:
     """There are none to leave out with the option."""

@@ -8,14 +8,14 @@ from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts, expert_modules, has_expert_units
 from equivcheck.layouts.parallelisms.fsdp2.division import expert_divide_factor
 from equivcheck.mutants.mutant import fault
-from equivcheck.mutants.needs import is_eager
+from equivcheck.mutants.needs import is_eager, layouts_with
 from equivcheck.mutants.rank import layout_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, ExpertParallel, Scenario
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.setup import Setup
 
-SHARDED = (f"{FSDP2.tag} x {ExpertParallel.tag}",)
+SHARDED = tuple(name for name in layouts_with(FSDP2.tag) if name in layouts_with(ExpertParallel.tag))
 
 
 def _divides_units(scenario: Scenario) -> bool:
