@@ -1,5 +1,7 @@
 """Causes in token models and experts, each with its mutant's smallest scenario."""
 
+from dataclasses import replace
+
 from equivcheck.oracle.verdict.cause import Cause
 from mutants.minimums import MINIMUMS
 from unit.diagnosis.causes import Example
@@ -8,6 +10,11 @@ from unit.diagnosis.causes import Example
 def _example(cause: Cause, name: str, words: str) -> Example:
     return Example(cause=cause, scenario=MINIMUMS[name], fault=name, words=words)
 
+
+_SUMMED = MINIMUMS["labels_not_counted"]
+_WITH_SMALLER_LAST_STEP = replace(
+    _SUMMED, training=replace(_SUMMED.training, data=replace(_SUMMED.training.data, microbatches=(4, 4), last_window=1), steps=2)
+)
 
 EXAMPLES = (
     _example(Cause.ROUTER_WEIGHTS, "router_weights_applied_twice", "in `layers.0` routing weights are applied twice"),
@@ -32,6 +39,12 @@ EXAMPLES = (
     _example(Cause.ANOTHER_LABEL, "label_lost_at_boundaries", "the last label in each sequence shard on"),
     _example(
         Cause.LABEL_COUNT, "labels_counted_by_each_rank", "each of the 2 dp ranks divides the loss by its own counted labels"
+    ),
+    Example(
+        cause=Cause.LABEL_COUNT,
+        scenario=_WITH_SMALLER_LAST_STEP,
+        fault="labels_not_counted",
+        words="the loss is divided by 1: it is the sum over labels",
     ),
     _example(Cause.LABEL_WEIGHTS, "row_weights_of_first_rank", "each of the 2 dp ranks weights its rows like those of the first"),
     _example(Cause.POSITIONS, "rotary_positions_off_by_one", "one too high from tensor-parallel rank 1 on"),

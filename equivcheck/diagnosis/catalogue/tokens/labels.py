@@ -27,8 +27,8 @@ from equivcheck.training.labels import IGNORED, change_labels, count_labels, lab
 from equivcheck.training.material import Batch, material
 from equivcheck.training.second_predictions import LabelsOf, relabel_second, weigh_second_as_first
 
-Divisors = Callable[[Sequence[Batch]], Sequence[float]]
-"""Function to compute a divisor per microbatch, given a step's microbatches."""
+Divisor = Callable[[Sequence[Batch], Batch], float]
+"""Function to compute a microbatch's divisor, given all microbatches of the step, and this one."""
 
 
 def wrong_labels(diverged: DivergedRun) -> Iterator[Mistake]:
@@ -43,26 +43,26 @@ def wrong_labels(diverged: DivergedRun) -> Iterator[Mistake]:
 
 
 def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Mistake]:
-    outputs, count = diverged.training.model.out_features, len(diverged.training.data.microbatches)
+    outputs, has_several = diverged.training.model.out_features, len(diverged.training.data.microbatches) > 1
     plain = replace(loss, class_weights=False)
 
     def fault(words: str, change: Change) -> Mistake:
         return on_one_device(Cause.LABEL_COUNT, f"the loss is divided by {words}", change)
 
-    if count > 1:
+    if has_several:
         words = "the counted labels of each microbatch, not of the step"
-        yield fault(words, _divided(lambda batches: [count * _at_least_one(loss, outputs, [batch]) for batch in batches]))
+        yield fault(words, _divided(lambda batches, batch: len(batches) * _at_least_one(loss, outputs, [batch])))
     words = "all labels of the step, including ignored ones"
-    yield fault(words, _divided(lambda batches: [float(sum(labels_of(batch.targets).numel() for batch in batches))] * count))
+    yield fault(words, _divided(lambda batches, _batch: float(sum(labels_of(each.targets).numel() for each in batches))))
     if loss.class_weights:
         words = "the number of labels, not by the sum of their class weights"
-        yield fault(words, _divided(lambda batches: [_at_least_one(plain, outputs, batches)] * count))
-    yield fault("1: it is the sum over labels", _divided(lambda _batches: [1.0] * count))
+        yield fault(words, _divided(lambda batches, _batch: _at_least_one(plain, outputs, batches)))
+    yield fault("1: it is the sum over labels", _divided(lambda _batches, _batch: 1.0))
     if diverged.data_axes:
         where = diverged.ranks_text(diverged.data_axes)
         words = f"each of {where} divides the loss by its own counted labels, not by those of the step"
         yield on_emulated_ranks(Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=True))
-        if count > 1:
+        if has_several:
             words = f"each of {where} divides each microbatch's loss by its own counted labels, not by those of the step"
             yield on_emulated_ranks(Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=False))
 
@@ -71,10 +71,8 @@ def _at_least_one(loss: CrossEntropy, outputs: int, batches: Sequence[Batch]) ->
     return sum(count_labels(loss, outputs, batch.targets) for batch in batches) or 1.0
 
 
-def _divided(divisors: Divisors) -> Change:
-    return changing_batches(
-        lambda batches: [replace(batch, divisor=divisor) for batch, divisor in zip(batches, divisors(batches), strict=True)]
-    )
+def _divided(divisor: Divisor) -> Change:
+    return changing_batches(lambda batches: [replace(batch, divisor=divisor(batches, batch)) for batch in batches])
 
 
 def _counting_own(ranks: ScenarioRanks, loss: CrossEntropy, *, of_step: bool) -> None:
