@@ -49,6 +49,7 @@ from support.verdicts import require_predicted
 
 OVER_EP = FSDP2(shard_over_ep=True, sum_reductions=True)
 UNITS = replace(OVER_EP, wrapping=Wrapping.PER_LAYER)
+TWO_STAGES = Pipeline(num_chunks=2, boundaries=(2,))
 EXPERTS = ExpertParallel(storage=ExpertStorage.DTENSOR)
 TRAINING = Training(
     model=Model(features=3, length=2, layers=(Layer(width=3), Experts(hidden=3, num_experts=4, shared=True), Layer(width=2))),
@@ -114,7 +115,7 @@ def test_no_gradient_is_reduced_twice() -> None:
     assert sorted(reduced) == [("reduce_scatter", (0, 1, 2, 3)), ("reduce_scatter", (0, 2))]
 
 
-STAGES = scenario(UNITS, Pipeline(boundaries=(2,)), dp=2, pp=2, ep=2)
+STAGES = scenario(UNITS, TWO_STAGES, dp=2, pp=2, ep=2)
 
 
 @pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
@@ -126,9 +127,9 @@ def test_stages_have_both_meshes() -> None:
 def test_scripts_with_a_pipeline_refuse_the_option() -> None:
     """They have no units of experts, and without explicit reductions no gradient would be reduced over `ep`."""
     training = replace(TRAINING, clipping=None)
-    fsdp, pipeline = FSDP2(shard_over_ep=True), Pipeline(boundaries=(2,))
+    fsdp = FSDP2(shard_over_ep=True)
     with pytest.raises(CannotExport, match=r"FSDP2\.shard_over_ep"):
-        script_of(scenario(fsdp, pipeline, training=training, dp=1, pp=2, ep=2))
+        script_of(scenario(fsdp, TWO_STAGES, training=training, dp=1, pp=2, ep=2))
 
 
 @pytest.mark.parametrize("dp", [2, 3])
@@ -187,7 +188,7 @@ def test_gradients_not_reduced_over_ep_are_explained(sizes: dict[str, int], word
 def test_gradients_of_stages_not_reduced_over_ep_are_explained(fsdp: FSDP2) -> None:
     """The mutant reaches whole stages, too, which are outside the model."""
     plant = mutant("gradients_not_reduced_over_ep").plant
-    chosen = scenario(fsdp, Pipeline(boundaries=(2,)), training=replace(TRAINING, clipping=None), dp=2, pp=2, ep=2)
+    chosen = scenario(fsdp, TWO_STAGES, training=replace(TRAINING, clipping=None), dp=2, pp=2, ep=2)
     diagnosis = explained(check(chosen, alter=plant), alter=plant).diagnosis
     assert diagnosis is not None
     assert diagnosis.sentence.endswith("over the 2 dp ranks, but not over the 2 ep ranks")
