@@ -238,14 +238,14 @@ class FSDP2(Parallelism):
     """Whether reductions use SUM and a separate division even if the backend supports AVG
     (`set_force_sum_reduction_for_comms`)."""
     mesh_dims: MeshDims | None = None
-    """Axes named by `dp_mesh_dims`; None for a mesh of data-parallel axes only, without `dp_mesh_dims`.
+    """How `dp_mesh_dims` uses the mesh axes. None if `dp_mesh_dims` is not passed; the mesh then has only data-parallel axes.
 
     Parameters are replicated DTensors before `fully_shard`, and batches are DTensors that are sharded by rows. The loss is then
     that of the full batch, so gradients must be summed: only with `gradient_divide_factor` 1.0."""
     separate_reduce_group: bool = option(default=False, calls=False)
     """Whether gradients are reduced over a separate process group (`set_separate_reduce_scatter_group`).
 
-    torch 2.13 names that group by the number of groups on the rank, so ranks with unequal numbers wait forever
+    torch names that group by the number of groups on the rank, so ranks with unequal numbers wait forever
     (pytorch/pytorch#173608). No layout here has such ranks, but a script may."""
     shard_last_dim: bool = False
     """Whether parameters are sharded along their last dim instead of dim 0 (`shard_placement_fn`)."""
@@ -263,7 +263,7 @@ class FSDP2(Parallelism):
 
     Experts must be DTensors. They are sharded over the data-parallel axes only. Without expert parallelism it has no effect."""
     ignore_frozen: bool = False
-    """Whether frozen parameters are replicated (`ignored_params`)."""
+    """Whether `fully_shard` ignores frozen parameters (`ignored_params`), so that each rank keeps them in full."""
     distributed_muon: bool = False
     """Whether distributed Muon assigns each matrix to one rank, its owner, which computes the matrix's update.
 

@@ -39,9 +39,10 @@ class PipelineSchedule(PrintableEnum):
 class Pipeline(Parallelism):
     """Options for `torch.distributed.pipelining` with explicit `PipelineStage` objects.
 
-    Each microbatch of the training is one `step()` call of the schedule. Gradients accumulate over a step's calls.
-    With `no_sync`, FSDP stages reduce them in the last call only (`finalize_gradients`). This needs torch 2.15 and microbatches
-    of equal size; otherwise they reduce them in each call.
+    A microbatch of the training is one `step()` call of the schedule, which splits it into chunks (torch: "microbatches").
+    Gradients accumulate over the calls of a training step. With `FSDP2.no_sync`, stages reduce gradients in the last call only
+    (`finalize_gradients`, torch 2.15), if all microbatches have the same size and therefore share a schedule. Otherwise each call
+    reduces gradients.
     """
 
     tag: ClassVar[str] = "pipeline"
@@ -49,20 +50,24 @@ class Pipeline(Parallelism):
     schedule: PipelineSchedule = PipelineSchedule.GPIPE
     """Pipeline schedule."""
     num_chunks: int = 1
-    """Number of chunks that each microbatch's rows are split into (torch's ``n_microbatches``), 1 to 16."""
+    """Number of chunks that each microbatch's rows are split into (torch's ``n_microbatches``), 1 to 16.
+
+    Some schedules need more chunks on several ranks, such as `ONE_F_ONE_B`: at least one for each stage."""
     stages_per_rank: int = 1
     """Stages on each rank: 1 for single-stage schedules, 2 for V schedules, else 1 to 8."""
     boundaries: tuple[int, ...] = ()
     """Index of the first layer in each stage except stage 0, strictly increasing. Empty for stages of about equal size."""
     scale_grads: bool = option(default=False, calls=False)
-    """Whether torch divides gradients by the number of chunks after each `step()` call; otherwise the loss is divided before
-    backward."""
+    """Whether torch divides gradients by the number of chunks; otherwise the loss is divided before backward.
+
+    torch divides after each `step()` call, and divides gradients from earlier calls again. With several chunks and microbatches,
+    the option is therefore supported only if gradients are divided in the last call."""
     static_shapes: bool = False
     """Whether activation shapes are passed to the stages; otherwise torch infers them in an extra pass."""
     presplit: bool = option(default=False, calls=False)
-    """Whether ranks split each microbatch themselves and pass its chunks to the schedule; otherwise `step()` splits it. If the
-    first chunks have one row more, the others repeat their last row, which the loss leaves out.
-    """
+    """Whether ranks split each microbatch themselves and pass its chunks to the schedule; otherwise `step()` splits it.
+
+    Chunks of unequal size are padded: the smaller ones repeat their last row, and the loss leaves that row out."""
     sends_dtensors: bool = option(default=False, calls=False)
     """Whether stages pass DTensors to each other; otherwise they pass local tensors. Only with `TensorParallel`."""
 
