@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.base.limits.limit import parallelism_of
-from equivcheck.layouts.base.limits.repairs import with_num_layers, with_options
+from equivcheck.layouts.base.limits.repairs import with_num_layers, with_options, with_plain_experts
 from equivcheck.layouts.composition.limits import repair_layout
 from equivcheck.layouts.parallelisms.pipeline.limits import A_CHUNK_FOR_EACH_STAGE, SHAPES_OF_FULL_ACTIVATIONS
 from equivcheck.layouts.parallelisms.pipeline.stages import (
@@ -24,7 +24,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     splits_backward,
 )
 from equivcheck.oracle.known_issues.known import known_issues
-from equivcheck.scenario import DDP, FSDP2, ExpertParallel, ExpertStorage, Layout, Pipeline, PipelineSchedule, Scenario, Training
+from equivcheck.scenario import DDP, FSDP2, Layout, Pipeline, PipelineSchedule, Scenario, Training
 from equivcheck.scenario.mesh import DP, PP, SHARD
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.parallelisms.pipeline import can_run_chunks
@@ -76,8 +76,7 @@ def _usually_right(draw: DrawFn, layout: Layout) -> Layout:
         layout = with_options(layout, FSDP2, reshard_after_forward=False, reshard_to=None)
     if layout.mesh.size(DP, SHARD) == 1 and not layout.propagates_placements:
         # One shard rank may apply a divide factor twice (`fsdp2_one_shard_divided_twice`). DTensor experts get one too.
-        layout = with_options(layout, FSDP2, gradient_divide_factor=None, shard_over_ep=False)
-        layout = with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN)
+        layout = with_plain_experts(with_options(layout, FSDP2, gradient_divide_factor=None))
     if layout.mesh.size(DP) > 1 and (has_ddp_stages(layout) or has_replicate_ddp_stages(layout)):
         if splits_backward(layout):
             layout = with_options(layout, Pipeline, schedule=PipelineSchedule.LOOPED_BFS)

@@ -124,12 +124,12 @@ def test_stages_have_both_meshes() -> None:
     check(STAGES).assert_equivalent()
 
 
-def test_scripts_with_a_pipeline_refuse_the_option() -> None:
-    """They have no units of experts, and without explicit reductions no gradient would be reduced over `ep`."""
+@pytest.mark.parametrize("is_over_ep", [True, False])
+def test_scripts_with_a_pipeline_refuse_dtensor_experts(is_over_ep: bool) -> None:
+    """They have no units of experts, so nothing would divide the gradients of experts by the number of `ep` ranks."""
     training = replace(TRAINING, clipping=None)
-    fsdp = FSDP2(shard_over_ep=True)
-    with pytest.raises(CannotExport, match=r"FSDP2\.shard_over_ep"):
-        script_of(scenario(fsdp, TWO_STAGES, training=training, dp=1, pp=2, ep=2))
+    with pytest.raises(CannotExport, match="units of experts"):
+        script_of(scenario(FSDP2(shard_over_ep=is_over_ep), TWO_STAGES, training=training, dp=1, pp=2, ep=2))
 
 
 @pytest.mark.parametrize("dp", [2, 3])

@@ -24,6 +24,7 @@ from equivcheck.scenario import (
     ActivationSharding,
     Attention,
     AttentionExchange,
+    Axis,
     Checkpointing,
     Collectives,
     ContextParallel,
@@ -36,10 +37,12 @@ from equivcheck.scenario import (
     Head,
     Layer,
     LayerPlan,
+    Layout,
     LoadBalancer,
     LocalDataParallel,
     LocalTensorParallel,
     Loss,
+    Mesh,
     Model,
     Norm,
     Parallelism,
@@ -50,6 +53,7 @@ from equivcheck.scenario import (
     Split,
     TensorParallel,
     Tokens,
+    Training,
     Wrapping,
 )
 from equivcheck.training.setup import Setup
@@ -187,6 +191,22 @@ def test_passes_that_infer_shapes_and_recomputation_are_predicted(inner: str, st
     verdict = check(scenario)
     verdict.assert_equivalent()
     assert ("inside stages" in verdict.unmodelled) is (name == "zbv")
+
+
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
+@pytest.mark.parametrize("schedule", [PipelineSchedule.GPIPE, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE])
+def test_calls_are_not_predicted_if_both_backward_passes_run_through_a_layer(schedule: PipelineSchedule) -> None:
+    """The pass for weights starts at the last use of a shared weight, and runs through the layer with its first use again."""
+    layers = (Layer(width=2), Layer(width=2), Layer(width=2, shares=1), Layer(width=2))
+    by_rows = LayerPlan(split=Split.COLWISE, output=ActivationSharding.ROWS)
+    plan = (LayerPlan(output=ActivationSharding.ROWS), by_rows, by_rows, LayerPlan(split=Split.ROWWISE))
+    training = Training(model=Model(features=8, layers=layers), data=Data(microbatches=(4,)), loss=Loss.MSE_SUM)
+    mesh = Mesh(axes=(Axis(name="pp", size=2), Axis(name="tp", size=2)))
+    stages = Pipeline(schedule=schedule, num_chunks=2, boundaries=(1,))
+    layout = Layout(mesh=mesh, parallelisms=(LocalTensorParallel(plan=plan), stages))
+    verdict = check(Scenario(training=training, layout=layout))
+    verdict.assert_equivalent()
+    assert ("inside stages" in verdict.unmodelled) is (schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 
 
 @pytest.mark.parametrize("inner", ["tensor", "dtensor"])

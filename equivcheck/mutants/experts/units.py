@@ -8,14 +8,15 @@ from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts, expert_modules, has_expert_units
 from equivcheck.layouts.parallelisms.fsdp2.division import expert_divide_factor
 from equivcheck.mutants.mutant import fault
-from equivcheck.mutants.needs import is_eager, layouts_with
+from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.rank import layout_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import FSDP2, ExpertParallel, Scenario
+from equivcheck.scenario import FSDP2, Scenario
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.setup import Setup
 
-SHARDED = tuple(name for name in layouts_with(FSDP2.tag) if name in layouts_with(ExpertParallel.tag))
+WITH_EXPERT_UNITS = ("fsdp2 x expert_parallel", "fsdp2 x pipeline x expert_parallel")
+"""Layouts whose experts may be DTensors, and separate `fully_shard` units."""
 
 
 def _divides_units(scenario: Scenario) -> bool:
@@ -25,7 +26,7 @@ def _divides_units(scenario: Scenario) -> bool:
     return is_eager(scenario) and is_divided and any(found.trained for found in dtensor_experts(model, layout))
 
 
-@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED))
+@fault(layouts=WITH_EXPERT_UNITS, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED))
 def expert_units_without_divide_factor(setup: Setup) -> None:
     """Bug: `fully_shard` divides expert gradients without counting the expert-parallel ranks."""
     (fsdp,) = layout_of(setup).of(FSDP2)
@@ -35,7 +36,7 @@ def expert_units_without_divide_factor(setup: Setup) -> None:
         unit.set_gradient_divide_factor(factor)
 
 
-@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
+@fault(layouts=WITH_EXPERT_UNITS, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED))
 def expert_units_divided_explicitly_too(setup: Setup) -> None:
     """Bug: expert gradients are divided explicitly, although `fully_shard` has divided them already."""
     model, ranks = setup.model, size_of(setup, EP)

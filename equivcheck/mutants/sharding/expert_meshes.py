@@ -8,7 +8,7 @@ import torch.distributed as dist
 from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.dtensor_experts import expert_modules, shards_over_ep
 from equivcheck.layouts.parallelisms.fsdp2.division import has_expert_groups
-from equivcheck.mutants.experts.units import SHARDED
+from equivcheck.mutants.experts.units import WITH_EXPERT_UNITS
 from equivcheck.mutants.mutant import fault
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.rank import axis_names, layout_of, mesh_of, size_of
@@ -55,7 +55,7 @@ def expert_gradients_not_reduced_over_replicas(setup: Setup) -> None:
         reduce_experts_with(setup, _ReduceOverPart(mesh_of(setup).get_group(SHARD)))
 
 
-@fault(layouts=SHARDED, applies=_trains_over_ep, causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED))
+@fault(layouts=WITH_EXPERT_UNITS, applies=_trains_over_ep, causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED))
 def gradients_not_reduced_over_ep(setup: Setup) -> None:
     """Bug: the gradients of parameters outside experts are reduced over data-parallel ranks, but not over `ep`."""
     layout = layout_of(setup)

@@ -16,6 +16,7 @@ from equivcheck.layouts.base.limits.repairs import (
     with_loss,
     with_model,
     with_options,
+    with_plain_experts,
     with_summed_squares,
     with_widths,
     without_frozen,
@@ -33,8 +34,6 @@ from equivcheck.scenario import (
     ClipValue,
     Compile,
     Distribution,
-    ExpertParallel,
-    ExpertStorage,
     IgnoredLabels,
     Implementation,
     Layout,
@@ -47,7 +46,7 @@ from equivcheck.scenario import (
     Scenario,
     Training,
 )
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD, TP
 
 Workaround = Callable[[Scenario], Scenario]
 
@@ -211,9 +210,9 @@ def no_size_of_one(training: Training) -> Training:
 
 @_workaround
 def even_shards(scenario: Scenario) -> Scenario:
-    """Make features and widths multiples of the number of ranks that shard them."""
-    # FSDP2 shards the parts of tensor parallelism once more.
-    sizes = (each.mesh.size(TP) * (each.mesh.size(DP, SHARD) if each.has(FSDP2) else 1) for each in scenario.layouts)
+    """Make features, widths and numbers of experts multiples of the number of ranks that shard them."""
+    # FSDP2 shards the parts of tensor or expert parallelism once more.
+    sizes = (each.mesh.size(TP, EP) * (each.mesh.size(DP, SHARD) if each.has(FSDP2) else 1) for each in scenario.layouts)
     parts = math.lcm(*sizes)
     return replace(scenario, training=with_widths(scenario.training, parts))
 
@@ -297,12 +296,11 @@ def nothing_resharded(layout: Layout) -> Layout:
 @_in_layouts
 def divided_by_ranks(layout: Layout) -> Layout:
     """Let FSDP2 divide gradient sums by the number of ranks, and store experts as plain tensors."""
-    divided = with_options(layout, FSDP2, gradient_divide_factor=None, shard_over_ep=False)
-    return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
+    divided = with_options(layout, FSDP2, gradient_divide_factor=None)
+    return with_plain_experts(divided) if layout.has(FSDP2) else divided
 
 
 @_in_layouts
 def plain_experts(layout: Layout) -> Layout:
     """Store experts as plain tensors."""
-    layout = with_options(layout, FSDP2, shard_over_ep=False)
-    return with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN)
+    return with_plain_experts(layout)

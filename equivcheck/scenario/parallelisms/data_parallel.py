@@ -238,7 +238,7 @@ class FSDP2(Parallelism):
     """Whether reductions use SUM and a separate division even if the backend supports AVG
     (`set_force_sum_reduction_for_comms`)."""
     mesh_dims: MeshDims | None = None
-    """How `dp_mesh_dims` uses the mesh axes. None if `dp_mesh_dims` is not passed; the mesh then has only data-parallel axes.
+    """How `dp_mesh_dims` uses the mesh axes. None passes a mesh with only data-parallel axes to `fully_shard`.
 
     Parameters are replicated DTensors before `fully_shard`, and batches are DTensors that are sharded by rows. The loss is then
     that of the full batch, so gradients must be summed: only with `gradient_divide_factor` 1.0."""
@@ -261,9 +261,10 @@ class FSDP2(Parallelism):
     shard_over_ep: bool = False
     """Whether parameters outside experts are also sharded over `ep`, on a flattened mesh, as in torchtitan.
 
-    Experts must be DTensors. They are sharded over the data-parallel axes only. Without expert parallelism it has no effect."""
+    Experts must be DTensors. `fully_shard` shards them over `dp` or `dp_shard` only. Without expert parallelism it has no effect.
+    """
     ignore_frozen: bool = False
-    """Whether `fully_shard` ignores frozen parameters (`ignored_params`), so that each rank keeps them in full."""
+    """Whether `fully_shard` ignores frozen parameters (`ignored_params`), so that it does not shard them."""
     distributed_muon: bool = False
     """Whether distributed Muon assigns each matrix to one rank, its owner, which computes the matrix's update.
 

@@ -39,10 +39,10 @@ class PipelineSchedule(PrintableEnum):
 class Pipeline(Parallelism):
     """Options for `torch.distributed.pipelining` with explicit `PipelineStage` objects.
 
-    A microbatch of the training is one `step()` call of the schedule, which splits it into chunks (torch: "microbatches").
-    Gradients accumulate over the calls of a training step. With `FSDP2.no_sync`, stages reduce gradients in the last call only
-    (`finalize_gradients`, torch 2.15), if all microbatches have the same size and therefore share a schedule. Otherwise each call
-    reduces gradients.
+    The schedule runs each microbatch of the training by one `step()` call, which splits it into chunks (torch: "microbatches").
+    Gradients accumulate over the calls of a training step. With `no_sync`, stages of `FSDP2` or `replicate_with_fsdp` reduce
+    gradients in the last call only (`finalize_gradients`, torch 2.15), if all microbatches have the same size and therefore share
+    a schedule. Otherwise each call reduces gradients.
     """
 
     tag: ClassVar[str] = "pipeline"
@@ -52,7 +52,7 @@ class Pipeline(Parallelism):
     num_chunks: int = 1
     """Number of chunks that each microbatch's rows are split into (torch's ``n_microbatches``), 1 to 16.
 
-    Some schedules need more chunks on several ranks, such as `ONE_F_ONE_B`: at least one for each stage."""
+    `ONE_F_ONE_B` needs at least one chunk for each rank, and `DUAL_PIPE_V` two."""
     stages_per_rank: int = 1
     """Stages on each rank: 1 for single-stage schedules, 2 for V schedules, else 1 to 8."""
     boundaries: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class Pipeline(Parallelism):
     """Whether torch divides gradients by the number of chunks; otherwise the loss is divided before backward.
 
     torch divides after each `step()` call, and divides gradients from earlier calls again. With several chunks and microbatches,
-    the option is therefore supported only if gradients are divided in the last call."""
+    the option is therefore supported only if `no_sync` defers the reduction to the last call (torch 2.15)."""
     static_shapes: bool = False
     """Whether activation shapes are passed to the stages; otherwise torch infers them in an extra pass."""
     presplit: bool = option(default=False, calls=False)

@@ -28,7 +28,7 @@ from equivcheck.training.material import Batch, material
 from equivcheck.training.second_predictions import LabelsOf, relabel_second, weigh_second_as_first
 
 Divisor = Callable[[Sequence[Batch], Batch], float]
-"""Function to compute a microbatch's divisor, given all microbatches of the step, and this one."""
+"""Function to compute a microbatch's divisor, given the step's microbatches and the microbatch."""
 
 
 def wrong_labels(diverged: DivergedRun) -> Iterator[Mistake]:
@@ -43,13 +43,13 @@ def wrong_labels(diverged: DivergedRun) -> Iterator[Mistake]:
 
 
 def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Mistake]:
-    outputs, has_several = diverged.training.model.out_features, len(diverged.training.data.microbatches) > 1
+    outputs, has_several_microbatches = diverged.training.model.out_features, len(diverged.training.data.microbatches) > 1
     plain = replace(loss, class_weights=False)
 
     def fault(words: str, change: Change) -> Mistake:
         return on_one_device(Cause.LABEL_COUNT, f"the loss is divided by {words}", change)
 
-    if has_several:
+    if has_several_microbatches:
         words = "the counted labels of each microbatch, not of the step"
         yield fault(words, _divided(lambda batches, batch: len(batches) * _at_least_one(loss, outputs, [batch])))
     words = "all labels of the step, including ignored ones"
@@ -62,7 +62,7 @@ def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Mistake]:
         where = diverged.ranks_text(diverged.data_axes)
         words = f"each of {where} divides the loss by its own counted labels, not by those of the step"
         yield on_emulated_ranks(Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=True))
-        if has_several:
+        if has_several_microbatches:
             words = f"each of {where} divides each microbatch's loss by its own counted labels, not by those of the step"
             yield on_emulated_ranks(Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=False))
 

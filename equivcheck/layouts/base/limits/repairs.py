@@ -8,9 +8,12 @@ from dataclasses import replace
 
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario import (
+    FSDP2,
     AnyLayer,
     AuxiliaryLinear,
     CrossEntropy,
+    ExpertParallel,
+    ExpertStorage,
     GatedMLP,
     Head,
     Implementation,
@@ -295,6 +298,11 @@ def with_options(layout: Layout, kind: type[Parallelism] | tuple[type[Parallelis
         replace(parallelism, **changes) if isinstance(parallelism, kind) else parallelism for parallelism in layout.parallelisms
     )
     return replace(layout, parallelisms=parallelisms)
+
+
+def with_plain_experts(layout: Layout) -> Layout:
+    """Store experts as plain tensors, and change options that need DTensors."""
+    return with_options(with_options(layout, FSDP2, shard_over_ep=False), ExpertParallel, storage=ExpertStorage.PLAIN)
 
 
 def only_one(layout: Layout, kind: type[Parallelism], axis: str) -> Layout:

@@ -23,6 +23,9 @@ class FSDP1Calls(UnitCalls[FSDP1]):
 
     def __init__(self, view: RankView, fsdp: FSDP1) -> None:
         super().__init__(view, fsdp)
+        names = view.layout.axes_of(fsdp)
+        self.parts, self.shard_axis = view.layout.mesh.size(names[-1]), view.axes(names[-1])
+        self.replicas = view.axes(names[0]) if len(names) == 2 else None
         self.is_sharded = fsdp.strategy is not ShardingStrategy.NO_SHARD and self.parts > 1
 
     def totals(self) -> Totals:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from equivcheck.layouts.base.dtensor_experts import expert_modules, has_dtensor_experts, shards_over_ep
+from equivcheck.layouts.base.dtensor_experts import expert_modules, has_dtensor_experts
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding, WhenReduced, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
@@ -16,12 +16,12 @@ from equivcheck.layouts.parallelisms.fsdp2.division import (
     averaging_ranks,
     division_of,
     expert_divide_factor,
-    has_expert_groups,
     hooks_replicas,
 )
 from equivcheck.layouts.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.layouts.parallelisms.fsdp2.meshes import UnitMeshes, meshes_of
 from equivcheck.scenario import FSDP2, Distribution, Layout, MeshDims, Muon, Precision, Training, Wrapping
-from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.parameters import is_norm_parameter
 
@@ -55,14 +55,13 @@ class FSDP2Kind(LayoutKind[FSDP2]):
 
         parts = list(setup.parts)
         assert setup.layout is not None, "a layout is applied"
-        _mesh_of_units(setup, parallelism, mesh)  # cached, so its groups must not be among those that `release` destroys
-        expert_mesh = _mesh_of_all_ranks(setup, parallelism)
+        meshes = meshes_of(setup, parallelism, mesh)
         if parallelism.mesh_dims is not None:
             distribute_parameters(setup.model, mesh, Distribution.REPLICATE)
         # Torch creates a group for each unit that is resharded to fewer ranks, and one for separate reductions.
         with new_groups() as groups:
             for part in parts:
-                _shard_part(setup, part, parallelism, mesh, expert_mesh)
+                _shard_part(part, parallelism, setup.layout, mesh, meshes)
 
         def release() -> None:
             for group in groups:
@@ -121,43 +120,15 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         import equivcheck.layouts.parallelisms.fsdp2.known  # noqa: F401
 
 
-def _mesh_of_units(setup: Setup, fsdp: FSDP2, mesh: DeviceMesh, *, of_experts: bool = False) -> DeviceMesh:
-    """Return the mesh for units of experts or for other units. `mesh` has the axis `dp`, or `dp_replicate` and `dp_shard`."""
-    from equivcheck.worlds.meshes import flattened_mesh, submesh
-
-    layout = setup.layout
-    assert layout is not None, "a layout is applied"
-    assert setup.mesh is not None, "a layout has a mesh"
-    is_hooked = hooks_replicas(fsdp, layout)
-    if shards_over_ep(layout) and not of_experts:
-        *replicas, shard = layout.axes_of(fsdp)
-        return flattened_mesh(setup.mesh, (shard, EP), () if is_hooked else tuple(replicas))
-    # A hook needs a slice of the full mesh, because torch 2.9 takes a slice's mesh for the full one.
-    return submesh(setup.mesh, (SHARD,)) if is_hooked else mesh
-
-
-def _mesh_of_all_ranks(setup: Setup, fsdp: FSDP2) -> DeviceMesh | None:
-    """Return the mesh for `experts_on_all_ranks`. None if the option has no effect."""
-    from equivcheck.worlds.meshes import flattened_mesh
-
-    layout = setup.layout
-    assert layout is not None, "a layout is applied"
-    assert setup.mesh is not None, "a layout has a mesh"
-    return flattened_mesh(setup.mesh, layout.mesh.names) if has_expert_groups(fsdp, layout) else None
-
-
-def _shard_part(setup: Setup, part: nn.Module, fsdp: FSDP2, mesh: DeviceMesh, expert_mesh: DeviceMesh | None) -> None:
+def _shard_part(part: nn.Module, fsdp: FSDP2, layout: Layout, mesh: DeviceMesh, meshes: UnitMeshes) -> None:
     """Shard the model or a pipeline stage, and set its units' options."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    layout = setup.layout
-    assert layout is not None, "a layout is applied"
     experts = expert_modules(part) if has_dtensor_experts(layout) else []
-    options = _options(part, fsdp, mesh, expert_mesh)
+    options = _options(part, fsdp, mesh, meshes.all_ranks)
     for unit in experts:
-        of_experts = _mesh_of_units(setup, fsdp, mesh, of_experts=True)
-        fully_shard(unit, mesh=of_experts, **options, mp_policy=_policy(fsdp, part, is_root=False))
-    _shard(part, fsdp, {"mesh": _mesh_of_units(setup, fsdp, mesh)} | options)
+        fully_shard(unit, mesh=meshes.experts, **options, mp_policy=_policy(fsdp, part, is_root=False))
+    _shard(part, fsdp, {"mesh": meshes.others} | options)
     assert isinstance(part, FSDPModule), "fully_shard changes the class of a part"
     if fsdp.separate_reduce_group:
         part.set_separate_reduce_scatter_group(True)
@@ -173,7 +144,7 @@ def _shard_part(setup: Setup, part: nn.Module, fsdp: FSDP2, mesh: DeviceMesh, ex
         _reduce_by_hook(part, experts, fsdp, mesh.get_group(0))
 
 
-def _options(model: nn.Module, fsdp: FSDP2, mesh: DeviceMesh, expert_mesh: DeviceMesh | None) -> dict[str, Any]:
+def _options(model: nn.Module, fsdp: FSDP2, mesh: DeviceMesh, all_ranks: DeviceMesh | None) -> dict[str, Any]:
     """Return the arguments for `fully_shard` that all units share."""
     from torch.distributed.fsdp import CPUOffloadPolicy
     from torch.distributed.tensor import Shard
@@ -183,12 +154,12 @@ def _options(model: nn.Module, fsdp: FSDP2, mesh: DeviceMesh, expert_mesh: Devic
         options["shard_placement_fn"] = lambda parameter: Shard(parameter.ndim - 1)
     if fsdp.shard_largest_dim:
         options["shard_placement_fn"] = lambda parameter: Shard(parameter.shape.index(max(parameter.shape)))
-    if expert_mesh is not None:
+    if all_ranks is not None:
         # torch before 2.12 lacks names that this module imports.
         from equivcheck.layouts.parallelisms.fsdp2.expert_mesh import experts_over
 
         own = {parameter for module in expert_modules(model) for parameter in module.parameters()}
-        options["shard_placement_fn"] = experts_over(expert_mesh, own, options.get("shard_placement_fn"))
+        options["shard_placement_fn"] = experts_over(all_ranks, own, options.get("shard_placement_fn"))
     if fsdp.ignore_frozen:
         options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
     if fsdp.cpu_offload:

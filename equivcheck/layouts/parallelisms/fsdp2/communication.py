@@ -48,10 +48,6 @@ class UnitCalls(ABC, Generic[F]):
     def __init__(self, view: RankView, fsdp: F, layers_per_unit: int = 1) -> None:
         self.view = view
         self.fsdp: F = fsdp
-        names = view.layout.axes_of(fsdp)
-        self.parts = view.layout.mesh.size(names[-1])
-        self.shard_axis = view.axes(names[-1])
-        self.replicas = view.axes(names[0]) if len(names) == 2 else None
         precision = view.training.precision
         computed, self.reduced = computed_in(precision, fsdp.mixed_precision), reduced_in(precision, fsdp)
         self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed.value], ITEM_BYTES[self.reduced.value]
@@ -82,7 +78,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
-        self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
+        self.regathered = "" if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
         split = list(split_expert_units(split_root(self.units, fsdp), view.layout))
         sharded = [[held for held in unit.held if held.trained or not fsdp.ignore_frozen] for unit in split]
         units = [replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held]

@@ -58,8 +58,8 @@ def _wrap_parts(draft: Draft, fsdp: FSDP2) -> None:
     for field in fields(FSDP2):
         if getattr(fsdp, field.name) != getattr(simple, field.name):
             raise refuse(f"FSDP2.{field.name}", "scripts with a pipeline do not support this option")
-    if shards_over_ep(draft.scenario.layout):
-        raise refuse("FSDP2.shard_over_ep", "scripts with a pipeline have no units of experts")
+    if dtensor_experts(draft.scenario.training.model, draft.scenario.layout) or shards_over_ep(draft.scenario.layout):
+        raise refuse("fully_shard of DTensor experts", "scripts with a pipeline have no units of experts")
     options = _options(draft, fsdp)
     draft.add(LoopPosition.WRAP, "for part in parts:")
     if fsdp.wrapping is Wrapping.PER_LAYER:

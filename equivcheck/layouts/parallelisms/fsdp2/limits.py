@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.layouts.base.dtensor_experts import shards_over_ep
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.dtensor_values import LIMITS_OF_DTENSOR_VALUES
 from equivcheck.layouts.base.limits.limit import Limit, UpstreamLimit, parallelism_of
@@ -22,7 +21,7 @@ from equivcheck.layouts.base.limits.repairs import (
 )
 from equivcheck.layouts.base.partition import axes_of_shards, is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import UNFREEZES, cuts, trained_shard_sizes
-from equivcheck.layouts.parallelisms.fsdp2.division import has_expert_groups
+from equivcheck.layouts.parallelisms.fsdp2.division import fully_shard_axes, has_expert_groups
 from equivcheck.layouts.parallelisms.fsdp2.option_limits import OPTION_LIMITS
 from equivcheck.scenario import (
     ASGD,
@@ -35,7 +34,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD, TP
+from equivcheck.scenario.mesh import REPLICATE, TP
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = UpstreamLimit(
@@ -113,8 +112,8 @@ def _parts(layout: Layout, fsdp: FSDP2, parameter: Parameter, dim: int) -> int:
 
 def _most_shards(layout: Layout) -> int:
     """Return the largest number of shards along a dim."""
-    axes = (DP, SHARD, TP, REPLICATE) if parallelism_of(layout, FSDP2).experts_on_all_ranks else (DP, SHARD, TP)
-    return layout.mesh.size(*axes, *((EP,) if shards_over_ep(layout) else ()))
+    replicas = (REPLICATE,) if parallelism_of(layout, FSDP2).experts_on_all_ranks else ()
+    return layout.mesh.size(*fully_shard_axes(layout), *replicas, TP)
 
 
 EVEN_LAST_DIMS = UpstreamLimit(

@@ -78,9 +78,11 @@ ONE_GROUP = LayoutLimit(
 )
 
 OWNERS_OF_SHARDS = LayoutLimit(
-    reason="fully_shard over tensor parallelism: distributed Muon is not supported: the owner of a matrix gathers its shards "
-    "along one mesh axis, not along two",
-    applies=lambda layout: parallelism_of(layout, FSDP2).distributed_muon and layout.has(TensorParallel),
+    reason="fully_shard over tensor parallelism or with shard_over_ep: distributed Muon is not supported: the owner of a matrix "
+    "gathers its shards along one mesh axis, not along two",
+    applies=lambda layout: (
+        parallelism_of(layout, FSDP2).distributed_muon and (layout.has(TensorParallel) or shards_over_ep(layout))
+    ),
     repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
 )
 
@@ -217,12 +219,6 @@ def _without_shard_over_ep(layout: Layout) -> Layout:
 
 
 SHARD_OVER_EP = (
-    LayoutLimit(
-        reason="fully_shard with shard_over_ep: distributed Muon is not supported: the owner of a matrix gathers its shards "
-        "along one mesh axis, not along two",
-        applies=lambda layout: shards_over_ep(layout) and parallelism_of(layout, FSDP2).distributed_muon,
-        repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
-    ),
     LayoutLimit(
         reason="fully_shard with shard_over_ep: local_tensor_parallel is not supported: it splits plain tensors, but "
         "experts must be DTensors",

@@ -32,7 +32,7 @@ class Unit:
     group: int = 0
     """Index among the parameter groups of the same modules. Each group is gathered and reduced separately."""
     num_groups: int = 1
-    """Number of parameter groups: 2 if the modules have experts with a mesh of their own, next to other parameters."""
+    """Number of parameter groups: 2 if `experts_on_all_ranks` gives experts of the modules another mesh."""
     gathered: bool = False
     """Whether this rank currently has the unit's full parameters."""
     resharded: bool = False

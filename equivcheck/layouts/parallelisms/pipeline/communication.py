@@ -22,6 +22,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     rank_of_stages,
     splits_backward,
     stages_of_rank,
+    uses_weight_twice,
     weights_of_several_ranks,
 )
 from equivcheck.scenario import DDP, Layout, Pipeline, Replicate, StagePosition, Training
@@ -125,10 +126,12 @@ def _axes_inside(layout: Layout) -> tuple[str, ...]:
     return tuple(name for each in inside for name in layout.axes_of(each))
 
 
-def _recomputes_in_several_passes(training: Training, layout: Layout) -> bool:
-    """Whether layers inside stages communicate, and a split backward may recompute them in several passes."""
+def _runs_layers_in_several_passes(training: Training, layout: Layout) -> bool:
+    """Whether layers inside stages communicate, and both passes of a split backward may run through them."""
     is_checkpointed = any(map(layout.execution.checkpoints, range(len(training.model.layers))))
-    return is_checkpointed and splits_backward(layout) and bool(_axes_inside(layout))
+    if not (splits_backward(layout) and _axes_inside(layout)):
+        return False
+    return is_checkpointed or any(uses_weight_twice(training.model, each, layout.mesh.size(PP)) for each in layout.of(Pipeline))
 
 
 def _axes_of_wrapped_stages(layout: Layout) -> tuple[str, ...]:
@@ -176,9 +179,9 @@ PIPELINE_COMMUNICATION = CommunicationModel(
             axes=_axes_of_wrapped_stages,
         ),
         Unpredicted(
-            reason="pipeline: calls of tensor, context or expert parallelism inside stages are not predicted if layers "
-            "are checkpointed and the schedule splits the backward: each of its passes may recompute the layers",
-            applies=_recomputes_in_several_passes,
+            reason="pipeline: calls of tensor, context or expert parallelism inside stages are not predicted if the schedule "
+            "splits the backward, and layers are checkpointed or share a weight: both of its passes may run through such layers",
+            applies=_runs_layers_in_several_passes,
             axes=_axes_inside,
         ),
         Unpredicted(

@@ -152,6 +152,12 @@ def uses_of_weights(model: Model, pipeline: Pipeline, ranks: int) -> tuple[tuple
     return (*tied, *map(tuple, found.values()))
 
 
+def uses_weight_twice(model: Model, pipeline: Pipeline, ranks: int) -> bool:
+    """Whether several modules in the same stage use the same weight."""
+    uses_in_stages = [[stage for _, stage in uses] for uses in uses_of_weights(model, pipeline, ranks)]
+    return any(len(stages) > len(set(stages)) for stages in uses_in_stages)
+
+
 def weights_of_several_ranks(model: Model, pipeline: Pipeline, ranks: int) -> tuple[SharedWeight, ...]:
     """Return the weights used by stages on several ranks, in the same order on all ranks."""
     rank_of = rank_of_stages(pipeline, ranks)
