@@ -209,6 +209,24 @@ def test_calls_are_not_predicted_if_both_backward_passes_run_through_a_layer(sch
     assert ("inside stages" in verdict.unmodelled) is (schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 
 
+@pytest.mark.torch(">=2.12", "earlier versions have no neighbouring stages on one rank")
+def test_every_rank_has_experts_to_recompute_if_the_backward_is_split() -> None:
+    """With three experts on four ranks, the last rank would recompute less often than others, and all would wait."""
+    layers = (Layer(width=4), Layer(width=4, residual=True), Experts(hidden=2, num_experts=3, dropout=0.25), Layer(width=4))
+    training = Training(model=Model(features=4, length=2, layers=layers), data=Data(microbatches=(8,)))
+    mesh = Mesh(axes=(Axis(name="pp", size=2), Axis(name="ep", size=4)))
+    stages = Pipeline(schedule=PipelineSchedule.ZBV, num_chunks=2, stages_per_rank=2)
+    layout = Layout(
+        mesh=mesh,
+        parallelisms=(ExpertParallel(), stages),
+        execution=Execution(checkpointing=Checkpointing.EVERY_LAYER),
+    )
+    assert "a rank without any expert" in (limit_reason(training, layout) or "")
+    fitted = fit_training(training, layout)
+    assert [layer.num_experts for layer in fitted.model.layers if isinstance(layer, Experts)] == [4]
+    check(Scenario(training=fitted, layout=layout)).assert_equivalent()
+
+
 @pytest.mark.parametrize("inner", ["tensor", "dtensor"])
 def test_copies_of_shards_are_predicted(inner: str) -> None:
     """The last stage's only shard is a copy of the first stage's embedding, so the last stage reduces no norm over shards."""

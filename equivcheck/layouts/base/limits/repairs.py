@@ -29,6 +29,7 @@ from equivcheck.scenario import (
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.layers.linear import MAX_WIDTH
 from equivcheck.scenario.layers.token_layers import MAX_LENGTH
+from equivcheck.training.layers.registry import layer_kind
 
 STEEP = 1024
 """Divisor for the learning rate if squared errors are summed (for example over 64 rows with 16 outputs) or maximised."""
@@ -113,6 +114,15 @@ def with_trained_bases(training: Training) -> Training:
 def without_routing(training: Training) -> Training:
     """Replace layers that choose experts by layers without a router."""
     return each_layer(training, lambda _index, layer: layer.without_routing())
+
+
+def with_equal_experts(training: Training, ranks: int) -> Training:
+    """Round the numbers of experts up, so that each rank gets equally many."""
+
+    def round_up(_index: int, layer: AnyLayer) -> AnyLayer:
+        return layer if layer_kind(layer).dispatch(layer) is None else layer.rounded_up(ranks)
+
+    return each_layer(training, round_up)
 
 
 def without_router_bias(training: Training) -> Training:

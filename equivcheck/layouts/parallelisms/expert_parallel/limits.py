@@ -15,13 +15,12 @@ from equivcheck.layouts.base.limits.optimizers import (
     keeps_dtensors,
     with_elementwise_optimizer,
 )
-from equivcheck.layouts.base.limits.repairs import each_layer, only_one, with_loop, with_options
+from equivcheck.layouts.base.limits.repairs import only_one, with_equal_experts, with_loop, with_options
 from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
 from equivcheck.scenario import (
     ASGD,
     DDP,
     FSDP2,
-    AnyLayer,
     ExpertParallel,
     ExpertStorage,
     Implementation,
@@ -34,7 +33,6 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.parameters import Parameter, parameters_of
-from equivcheck.training.layers.registry import layer_kind
 
 
 def _cuts(training: Training, layout: Layout) -> Iterator[tuple[Parameter, int]]:
@@ -60,12 +58,7 @@ WHOLE_PARAMETERS = Limit(
 
 
 def _with_equal_parts(training: Training, layout: Layout) -> Training:
-    """Round the number of experts up, so that each rank gets equally many."""
-
-    def round_up_units(_index: int, layer: AnyLayer) -> AnyLayer:
-        return layer if layer_kind(layer).dispatch(layer) is None else layer.rounded_up(layout.mesh.size(EP))
-
-    return each_layer(training, round_up_units)
+    return with_equal_experts(training, layout.mesh.size(EP))
 
 
 def _shards_nothing(training: Training, layout: Layout) -> bool:

@@ -16,6 +16,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_frozen,
     without_ties,
 )
+from equivcheck.layouts.parallelisms.pipeline.recomputation_limits import EXPERTS_TO_RECOMPUTE, RECOMPUTED_ONCE
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     defers_reduction,
     has_ddp_stages,
@@ -23,14 +24,12 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     has_replicate_ddp_stages,
     has_weight_of_two_stages,
     num_stages,
-    splits_backward,
     stages_behind_frozen_layers,
 )
 from equivcheck.scenario import (
     DDP,
     FSDP2,
     AnyLayer,
-    Checkpointing,
     LayerPlan,
     Layout,
     Loss,
@@ -312,13 +311,6 @@ NOTHING_COMPILED = LayoutLimit(
 )
 
 
-RECOMPUTED_ONCE = LayoutLimit(
-    reason="pipeline: selective checkpointing with a zero-bubble schedule or DualPipeV is not supported: they compute input and "
-    "weight gradients in two backward passes, but torch allows one ('Trying to backward an extra time')",
-    applies=lambda layout: layout.execution.checkpointing is Checkpointing.SELECTIVE and splits_backward(layout),
-    repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Checkpointing.EVERY_LAYER)),
-)
-
 LIMITS: tuple[Limit, ...] = (
     A_LAYER_FOR_EACH_STAGE,
     SCALED_BY_EACH_STAGE,
@@ -333,6 +325,7 @@ LIMITS: tuple[Limit, ...] = (
     NO_LOSS_OF_MICROBATCHES,
     NO_LOSS_OF_PARTIAL_SEQUENCES,
     NOTHING_BEHIND_FROZEN_LAYERS,
+    EXPERTS_TO_RECOMPUTE,
 )
 
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
