@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from equivcheck import Scenario, check
 from equivcheck.scenario import (
     DDP,
+    Activation,
     ActivationSharding,
     Axis,
     Checkpointing,
@@ -54,9 +55,15 @@ def test_recomputed_layers_leave_what_kept_activations_leave(scenario: Scenario)
 
 @pytest.mark.parametrize("recompute", Checkpointing)
 @pytest.mark.parametrize("split", [Split.COLWISE, Split.ROWWISE])
-def test_a_linear_with_fewer_features_than_ranks_gathers_its_weight_as_predicted(split: Split, recompute: Checkpointing) -> None:
-    """Versions of torch differ in when: for the gradient of the input, or where the layer is recomputed."""
-    model = Model(features=1, layers=(Layer(width=1), Layer(width=1), Layer(width=1)))
+@pytest.mark.parametrize("activation", [Activation.IDENTITY, Activation.GELU])
+def test_a_linear_with_fewer_features_than_ranks_gathers_its_weight_as_predicted(
+    activation: Activation, split: Split, recompute: Checkpointing
+) -> None:
+    """When depends on the version of torch: for the input's gradient, or when the layer is recomputed.
+
+    An activation lets recomputation go on to the linear's output, which selective checkpointing has kept.
+    """
+    model = Model(features=1, layers=(Layer(width=1), Layer(width=1, activation=activation), Layer(width=1)))
     parallel = TensorParallel(plan=(LayerPlan(), LayerPlan(split=split), LayerPlan()))
     layout = Layout(
         mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(parallel,), execution=Execution(checkpointing=recompute)

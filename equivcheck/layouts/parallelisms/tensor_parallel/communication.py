@@ -6,6 +6,8 @@ are summed if each rank has seen only some rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWISE, CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.passes import Passes
@@ -20,6 +22,7 @@ from equivcheck.layouts.parallelisms.pipeline.communication import num_fsdp_redu
 from equivcheck.scenario import (
     FSDP2,
     ActivationSharding,
+    Checkpointing,
     CrossEntropy,
     ParameterOwner,
     Replicate,
@@ -58,7 +61,12 @@ class TensorParallelCalls(PlannedCalls):
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
     def after_linear(self, passes: LinearPasses, plan: LinearPlan, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
-        """Count all-gathers of weight, bias and input for a linear with fewer features than ranks."""
+        """Count all-gathers of weight, bias and input for a linear with fewer features than ranks.
+
+        Recomputation gathers again only what it computes with. Selective checkpointing keeps the linear's output.
+        """
+        if self.view.layout.execution.checkpointing is Checkpointing.SELECTIVE:
+            passes = replace(passes, completed=False)
         again = passes.completed + passes.differentiates if is_torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else passes.recomputed
         if linear is NARROW_COLUMN:
             self.note(passes, "all_gather", chunk_size(passes.width, self.parts) * passes.inputs, times=1 + again)
