@@ -181,6 +181,16 @@ def test_a_layer_that_trains_a_bias_alone_is_computed_again_for_what_comes_after
     require_predicted(Scenario(training=training, layout=layout))
 
 
+@pytest.mark.parametrize("output", ActivationSharding)
+def test_a_bias_that_is_added_to_sums_asks_for_no_gradient_of_partial_sums(output: ActivationSharding) -> None:
+    """Only the bias is trained, because the weight is a frozen layer's. Backward does not gather the output's gradient."""
+    layers = (Layer(width=4, frozen=True), Layer(width=4, shares=0), Layer(width=4))
+    plan = (LayerPlan(split=Split.ROWWISE), LayerPlan(split=Split.ROWWISE, output=output), LayerPlan(split=Split.ROWWISE))
+    training = Training(model=Model(features=4, layers=layers), data=Data(microbatches=(4,)))
+    layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(LocalTensorParallel(plan=plan),))
+    require_predicted(Scenario(training=training, layout=layout))
+
+
 @pytest.mark.parametrize("around", [DDP(no_sync=True), FSDP2(wrapping=Wrapping.PER_LAYER)], ids=["ddp", "fsdp2"])
 @pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.EVERY_LAYER])
 def test_data_parallelism_around_it(around: Parallelism, checkpointing: Checkpointing) -> None:

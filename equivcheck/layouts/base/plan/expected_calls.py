@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.passes import Passes
@@ -87,6 +88,9 @@ class PlannedCalls:
 
     Subclasses add calls for linears and gradients.
     """
+
+    adds_bias_to_sums: ClassVar[bool] = False
+    """Whether a bias is added after partial sums are reduced, so its gradient does not need that of the partial sums."""
 
     def __init__(self, view: RankView, parallelism: PlannedParallelism) -> None:
         self.view, self.plan = view, parallelism.plan
@@ -245,10 +249,10 @@ class PlannedCalls:
     def _outputs(self, passes: LinearPasses, made: ActivationPlacement, after: ActivationPlacement) -> None:
         """Add calls that redistribute the output, then its gradient in backward."""
         self._move(passes, made, after, passes.width, times=1 + passes.completed)
-        if passes.differentiates or passes.trained:
-            self._move(
-                passes, after, ActivationPlacement.REPLICATED if made is ActivationPlacement.PARTIAL else made, passes.width
-            )
+        is_partial = made is ActivationPlacement.PARTIAL
+        has_bias_inside = not (is_partial and self.adds_bias_to_sums)
+        if passes.differentiates or passes.trains_weight or (passes.trains_bias and has_bias_inside):
+            self._move(passes, after, ActivationPlacement.REPLICATED if is_partial else made, passes.width)
 
     def _move(
         self, passes: LinearPasses, source: ActivationPlacement, target: ActivationPlacement, features: int, times: int = 1

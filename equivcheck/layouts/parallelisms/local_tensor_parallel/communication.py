@@ -22,6 +22,8 @@ class LocalCalls(PlannedCalls):
     parameter's gradient over ranks.
     """
 
+    adds_bias_to_sums = True
+
     def after_linear(self, passes: LinearPasses, plan: LinearPlan, linear: LinearPlacements) -> None:
         """Count the calls in backward for gradients of replicated parameters in a linear.
 

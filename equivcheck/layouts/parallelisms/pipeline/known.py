@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equivcheck.layouts.base.known_predicates import need, show
+from equivcheck.layouts.base.limits.repairs import is_tied
 from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.pipeline import stages
 from equivcheck.layouts.parallelisms.pipeline.stages import (
@@ -21,9 +22,19 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     uses_of_weights,
 )
 from equivcheck.layouts.parallelisms.pipeline.views import ends_of_middle_stages_in_view
-from equivcheck.scenario import DDP, ActivationSharding, LayerPlan, Pipeline, PipelineSchedule, Scenario, Split, TensorParallel
+from equivcheck.scenario import (
+    DDP,
+    ActivationSharding,
+    LayerPlan,
+    ParameterOwner,
+    Pipeline,
+    PipelineSchedule,
+    Scenario,
+    Split,
+    TensorParallel,
+)
 from equivcheck.scenario.mesh import PP, TP
-from equivcheck.training.layers.parameters import SCALE, layer_of
+from equivcheck.training.layers.parameters import SCALE, layer_of, parameters_of
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
 
@@ -279,6 +290,8 @@ def _gets_gradients(scenario: Scenario, pipeline: Pipeline, stage: int) -> bool:
     if stage and has_lost_gradients(scenario.layout):
         return False
     model, span = scenario.training.model, _spans(scenario, pipeline)[stage]
-    ends_trained = (model.scale or model.head is not None) and len(model.layers) - 1 in span
-    begins_trained = model.source is not None and not model.source.frozen and 0 in span
+    trains_source = model.source is not None and not model.source.frozen
+    trains_head = any(found.trained and found.owner is ParameterOwner.HEAD for found in parameters_of(model))
+    ends_trained = (model.scale or trains_head or (is_tied(model) and trains_source)) and len(model.layers) - 1 in span
+    begins_trained = trains_source and 0 in span
     return ends_trained or begins_trained or any(trained_layers(model)[index] for index in span)

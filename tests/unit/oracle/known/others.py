@@ -14,20 +14,29 @@ from equivcheck.scenario import (
     Adafactor,
     Attention,
     AuxiliaryLinear,
+    Axis,
     Checkpointing,
     ClipValue,
     Compression,
+    CrossEntropy,
     Data,
     GatedMLP,
+    Head,
     Layer,
     LayerPlan,
+    Layout,
     Loss,
+    Mesh,
+    Model,
     Norm,
     Pipeline,
     PipelineSchedule,
     Replicate,
+    Scenario,
     Split,
     TensorParallel,
+    Tokens,
+    Training,
     Wrapping,
     ZeroGrad,
 )
@@ -91,6 +100,23 @@ from unit.oracle.known.builders import (
     with_head,
     with_plan_in_stages,
 )
+
+LAST_STAGE_FROZEN = Scenario(
+    training=Training(
+        model=Model(
+            features=2,
+            length=1,
+            source=Tokens(vocabulary=3, frozen=True),
+            layers=(Layer(width=2), Layer(width=2, frozen=True)),
+            head=Head(tied=True),
+        ),
+        data=Data(microbatches=(2,)),
+        loss=CrossEntropy(),
+        clipping=ClipValue(),
+    ),
+    layout=Layout(mesh=Mesh(axes=(Axis(name="pp", size=2),)), parallelisms=(Pipeline(),)),
+)
+"""The last stage has a frozen layer, and a head tied to the frozen embedding."""
 
 ONE_BIAS = (Layer(width=2), Layer(width=2, frozen=True), Layer(width=2, shares=1))
 ONE_COLUMN = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.COLWISE))
@@ -188,6 +214,7 @@ ALSO_SHOWN = [
     ("fully_shard_shape_of_nothing", first_cut(FROZEN, REPLICATED, split=Split.ROWWISE, seed=ASKING)),
     ("fsdp2_reduces_nothing", over_tp(REPLICATED, ONE_WEIGHT, tp=2, split=Split.COLWISE)),
     ("clip_grad_value_of_nothing", scenario(Pipeline(), FROZEN, ONE_WEIGHT, clipping=ClipValue())),
+    ("clip_grad_value_of_nothing", LAST_STAGE_FROZEN),
     (
         "clip_grad_value_of_nothing",
         around_stages(
