@@ -63,7 +63,7 @@ class TensorParallelCalls(PlannedCalls):
     def after_linear(self, passes: LinearPasses, plan: LinearPlan, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
         """Count all-gathers of weight, bias and input for a linear with fewer features than ranks.
 
-        Recomputation gathers again only what it computes with. Selective checkpointing keeps the linear's output.
+        Selective checkpointing keeps the linear's output, so recomputation gathers neither its bias nor its input again.
         """
         if self.view.layout.execution.checkpointing is Checkpointing.SELECTIVE:
             passes = replace(passes, completed=False)
