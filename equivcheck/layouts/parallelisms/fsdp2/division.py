@@ -51,9 +51,8 @@ def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
 
     It counts the expert-parallel ranks, because experts compute the rows of all these ranks.
     """
-    if shards_over_ep(layout):
-        return fsdp.gradient_divide_factor or averaging_ranks(layout)
-    return (fsdp.gradient_divide_factor or averaging_ranks(layout)) * layout.mesh.size(EP)
+    factor = fsdp.gradient_divide_factor or averaging_ranks(layout)
+    return factor if shards_over_ep(layout) else factor * layout.mesh.size(EP)
 
 
 def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:

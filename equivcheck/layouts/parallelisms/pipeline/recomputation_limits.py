@@ -14,10 +14,11 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def _lacks_experts_to_recompute(training: Training, layout: Layout) -> bool:
-    """Whether a rank holds no expert of a checkpointed layer, and the schedule splits the backward."""
+    """Whether a rank holds no expert of a trained, checkpointed layer, and the schedule splits the backward."""
     ranks = layout.mesh.size(EP)
     return splits_backward(layout) and any(
-        parameter.layer is not None
+        parameter.trained
+        and parameter.layer is not None
         and parameter.expert_dim is not None
         and layout.execution.checkpoints(parameter.layer)
         and is_last_shard_empty(parameter.shape[parameter.expert_dim], ranks)
@@ -34,9 +35,9 @@ RECOMPUTED_ONCE = LayoutLimit(
 
 
 EXPERTS_TO_RECOMPUTE = Limit(
-    reason="pipeline: a rank without any expert of a checkpointed layer is not supported if the schedule splits the backward: "
-    "the pass for weights recomputes a layer once for each group of parameters, so this rank joins fewer all-to-alls than "
-    "others, and all ranks wait forever",
+    reason="pipeline: a rank without any expert of a trained, checkpointed layer is not supported if the schedule splits the "
+    "backward: the pass for weights recomputes a layer once for each group of parameters, so this rank joins fewer all-to-alls "
+    "than others, and all ranks wait forever",
     applies=_lacks_experts_to_recompute,
     repair=lambda training, layout: with_equal_experts(training, layout.mesh.size(EP)),
 )
