@@ -87,6 +87,15 @@ def parameters_of(model: Model) -> tuple[Parameter, ...]:
     )
 
 
+def trains_layer(model: Model, index: int, step: int) -> bool:
+    """Whether a layer uses a trained parameter in a step: its own parameter, or a weight of another layer."""
+    shares = model.layers[index].shares
+    if shares is not None and not model.layers[shares].frozen:
+        return True
+    own = (parameter for parameter in parameters_of(model) if parameter.layer == index)
+    return any(parameter.trained and parameter.is_used_at(step) for parameter in own)
+
+
 def _of_layers(model: Model) -> Iterator[Parameter]:
     for index, layer in enumerate(model.layers):
         for parameter in layer_kind(layer).parameters(layer, model.in_features(index)):

@@ -15,6 +15,7 @@ from equivcheck.scenario import (
     FSDP2,
     SPMD,
     Activation,
+    AuxiliaryLinear,
     Axis,
     Checkpointing,
     ClipNorm,
@@ -193,10 +194,12 @@ def test_frozen_layers_outside_a_plan_have_no_norm_of_their_own() -> None:
     assert check(Scenario(training=training, layout=layout)).outcome is Outcome.EQUIVALENT
 
 
-def test_a_layer_with_only_a_frozen_layers_weight_is_not_recomputed() -> None:
-    """It has no parameter of its own, and no input that needs a gradient, so backward does not reach it."""
-    layers = (Layer(width=4, frozen=True), Layer(width=4, bias=False, activation=Activation.RELU, shares=0), Layer(width=4))
-    training = Training(model=Model(features=4, layers=layers), data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM)
+@pytest.mark.parametrize("auxiliary", [None, AuxiliaryLinear.NEVER, AuxiliaryLinear.EVEN_STEPS])
+def test_a_layer_that_trains_nothing_in_a_step_is_not_recomputed(auxiliary: AuxiliaryLinear | None) -> None:
+    """It uses only a frozen layer's weight, and its input needs no gradient, so backward does not reach it."""
+    uses_frozen = Layer(width=4, bias=False, activation=Activation.RELU, shares=0, auxiliary=auxiliary)
+    layers = (Layer(width=4, frozen=True), uses_frozen, Layer(width=4))
+    training = Training(model=Model(features=4, layers=layers), data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM, steps=2)
     plan = LocalTensorParallel(plan=tuple(LayerPlan(split=split) for split in (Split.COLWISE, Split.COLWISE, Split.NOT_IN_PLAN)))
     mesh, execution = Mesh(axes=(Axis(name="tp", size=2),)), Execution(checkpointing=Checkpointing.EVERY_LAYER)
     layout = Layout(mesh=mesh, parallelisms=(plan,), execution=execution)

@@ -11,7 +11,7 @@ from equivcheck.layouts.base.expected_calls.passes import Passes, Span
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.rounding import ITEM_BYTES
 from equivcheck.scenario import FSDP1, AuxiliaryLinear, Layout, Training, Wrapping
-from equivcheck.training.layers.parameters import Parameter, parameters_of
+from equivcheck.training.layers.parameters import Parameter, parameters_of, trains_layer
 from equivcheck.worlds.trace.stage import Stage
 
 
@@ -116,7 +116,9 @@ class RankView:
 
     def differentiates(self, index: int, step: int) -> bool:
         """Whether a layer's output requires a gradient in a step. Layer -1 stands for the model's input or embedding."""
-        return self._differentiates_embedded or any(self.trains(before, step) for before in range(index + 1))
+        return self._differentiates_embedded or any(
+            trains_layer(self.training.model, before, step) for before in range(index + 1)
+        )
 
     def is_differentiated(self, index: int, passes: Passes) -> bool:
         """Whether a layer's output requires a gradient in some passes. This depends on the layer and on earlier layers."""
@@ -138,16 +140,6 @@ class RankView:
         views = [fsdp for fsdp in self.layout.of(FSDP1) if fsdp.use_orig_params]
         units = (self.held if fsdp.wrapping is Wrapping.ROOT_ONLY else self.of_layer(index) for fsdp in views)
         return any(held.trained for unit in units for held in unit)
-
-    def trains(self, index: int, step: int) -> bool:
-        """Whether a layer uses a trained parameter in a step: its own parameter, or a weight of another layer."""
-        layers = self.training.model.layers
-        shares = layers[index].shares
-        if shares is not None and not layers[shares].frozen:
-            return True
-        # In a pipeline, the layer may be on another rank.
-        own = (each for each in parameters_of(self.training.model) if each.layer == index)
-        return any(parameter.trained and parameter.is_used_at(step) for parameter in own)
 
 
 class Ledger:

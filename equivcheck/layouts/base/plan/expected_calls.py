@@ -181,7 +181,8 @@ class PlannedCalls:
         without_gradient = {each.name for each in parameters if each.is_frozen and not trains_frozen}
         owners = (index, index if layer.shares is None else layer.shares)
         trained, trains_shared = (not passes.infers and self._trains(owner) for owner in owners)
-        trained = trained and bool(parameters)  # a layer may use only another layer's weight
+        # A layer may use only another layer's weight, in every step or while its own auxiliary linear does not run.
+        trained = trained and any(runs(parameter.runs, passes.step) for parameter in parameters)
         differentiates = differentiates_input(self.view, index, passes) or (layer.norm is not None and trained)
         parts = [part for part in layer_kind(layer).linears(layer) if runs(part.runs, passes.step)]
         keeps = differentiates or trains_shared or (trained and _keeps_for_its_own(layer, parts, shapes))

@@ -32,6 +32,7 @@ from equivcheck.scenario import (
     Scenario,
     Split,
     TensorParallel,
+    ZeroGrad,
 )
 from equivcheck.scenario.mesh import PP, TP
 from equivcheck.training.layers.parameters import SCALE, layer_of, parameters_of
@@ -270,21 +271,24 @@ def _is_trained_between(scenario: Scenario, first: int, second: int) -> bool:
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
-    """Whether some rank has no stage that gets gradients.
+    """Whether some rank has no stage with gradients in some step.
 
-    Its layers or all layers before them are frozen, or zero-bubble schedules lose the gradients.
+    Its layers or all layers before them are frozen, or use no trained parameter in this step, or zero-bubble schedules lose the
+    gradients. Gradients that are reset to zero, and not to None, remain in later steps.
     """
-    pipeline = _pipeline(scenario)
+    pipeline, training = _pipeline(scenario), scenario.training
     if pipeline is None:
         return False
     ranks = scenario.layout.mesh.size(PP)
+    steps = training.steps if training.zero_grad is ZeroGrad.NONE else 1
     return any(
-        not any(_gets_gradients(scenario, pipeline, stage) for stage in stages_of_rank(pipeline, rank, ranks))
+        not any(_gets_gradients(scenario, pipeline, stage, step) for stage in stages_of_rank(pipeline, rank, ranks))
         for rank in range(ranks)
+        for step in range(steps)
     )
 
 
-def _gets_gradients(scenario: Scenario, pipeline: Pipeline, stage: int) -> bool:
+def _gets_gradients(scenario: Scenario, pipeline: Pipeline, stage: int, step: int) -> bool:
     if always_splits_backward(scenario) and stage in _behind_frozen_layers(scenario):
         return False
     if stage and has_lost_gradients(scenario.layout):
@@ -294,4 +298,4 @@ def _gets_gradients(scenario: Scenario, pipeline: Pipeline, stage: int) -> bool:
     trains_head = any(found.trained and found.owner is ParameterOwner.HEAD for found in parameters_of(model))
     ends_trained = (model.scale or trains_head or (is_tied(model) and trains_source)) and len(model.layers) - 1 in span
     begins_trained = trains_source and 0 in span
-    return ends_trained or begins_trained or any(trained_layers(model)[index] for index in span)
+    return ends_trained or begins_trained or any(trained_layers(model, step)[index] for index in span)

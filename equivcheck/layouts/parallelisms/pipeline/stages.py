@@ -10,8 +10,6 @@ from equivcheck.layouts.base.limits.repairs import is_tied
 from equivcheck.scenario import (
     DDP,
     FSDP2,
-    AnyLayer,
-    AuxiliaryLinear,
     Layout,
     Model,
     Pipeline,
@@ -23,7 +21,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import PP
 from equivcheck.system.torch_version import is_torch_in
-from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.layers.parameters import parameters_of, trains_layer
 from equivcheck.training.layers.token_facts import head_parameters
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
@@ -236,12 +234,9 @@ def has_lost_gradients(layout: Layout) -> bool:
     return is_split and any(fsdp.reshard_after_forward for fsdp in layout.of(FSDP2))
 
 
-def trained_layers(model: Model) -> tuple[bool, ...]:
-    """Return for each layer whether it uses a trained parameter in any step. If so, its output needs a gradient."""
-    return tuple(_is_trained(model, layer) for layer in model.layers)
+def trained_layers(model: Model, step: int = 0) -> tuple[bool, ...]:
+    """Return for each layer whether it uses a trained parameter in a step. If so, its output needs a gradient.
 
-
-def _is_trained(model: Model, layer: AnyLayer) -> bool:
-    own = layer.shares is None or layer.bias or layer.norm is not None or layer.auxiliary is AuxiliaryLinear.EVEN_STEPS
-    shared = layer.shares is not None and not model.layers[layer.shares].frozen
-    return (own and not layer.frozen) or shared
+    Step 0 uses every parameter that any step uses.
+    """
+    return tuple(trains_layer(model, index, step) for index in range(len(model.layers)))

@@ -39,6 +39,7 @@ from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from support.supported import require_supported
 from unit.oracle.known.builders import (
     DIVIDED,
+    FROZEN,
     FULLY_SHARD,
     HYBRID,
     INF,
@@ -94,6 +95,18 @@ def test_a_scale_has_a_gradient_in_the_last_stage(scales: bool) -> None:
     assert NEEDS["rank_without_gradients"](example) is not scales
     require_supported(example)
     assert (check(example).known == "clip_grad_value_of_nothing") is not scales
+
+
+@pytest.mark.parametrize(
+    ("steps", "zero_grad", "expected"), [(1, ZeroGrad.NONE, False), (2, ZeroGrad.NONE, True), (2, ZeroGrad.ZERO, False)]
+)
+def test_a_rank_may_lack_gradients_in_some_steps_only(steps: int, zero_grad: ZeroGrad, expected: bool) -> None:
+    """The last rank trains only an auxiliary linear, which does not run at step 1. Zeroed gradients of step 0 remain."""
+    sometimes = Layer(width=1, bias=False, shares=1, auxiliary=AuxiliaryLinear.EVEN_STEPS)
+    stages, layers = Pipeline(boundaries=(1,)), (Layer(width=1), FROZEN, sometimes)
+    example = scenario(stages, *layers, clipping=ClipValue(), steps=steps, zero_grad=zero_grad)
+    assert NEEDS["rank_without_gradients"](example) is expected
+    assert (check(example).known == "clip_grad_value_of_nothing") is expected
 
 
 @pytest.mark.parametrize(
