@@ -13,6 +13,7 @@ from equivcheck.layouts.composition.expected_calls import predict_calls
 from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
 from equivcheck.scenario import (
     DDP,
+    AuxiliaryLinear,
     Head,
     Layer,
     Loss,
@@ -161,6 +162,18 @@ def test_a_stage_of_frozen_layers_is_refused() -> None:
     scenario = a_scenario(Pipeline(), DDP(), model=model, loss=Loss.MSE_SUM)
     assert "a pipeline stage without trained parameters" in (limit_reason(scenario.training, scenario.layout) or "")
     assert not any(layer.frozen for layer in repair_training(scenario.training, scenario.layout).model.layers)
+
+
+@pytest.mark.parametrize(("steps", "is_refused"), [(1, False), (2, True)])
+def test_a_stage_that_trains_nothing_in_some_step_is_refused(steps: int, is_refused: bool) -> None:
+    """The last stage trains only an auxiliary linear, which does not run at step 1, so none of DDP's hooks runs."""
+    sometimes = Layer(width=2, bias=False, shares=1, auxiliary=AuxiliaryLinear.EVEN_STEPS)
+    model = Model(features=2, layers=(Layer(width=2), Layer(width=2, frozen=True), sometimes))
+    parallelisms = (Pipeline(boundaries=(2,)), DDP(find_unused_parameters=True))
+    scenario = a_scenario(*parallelisms, model=model, loss=Loss.MSE_SUM)
+    scenario = replace(scenario, training=replace(scenario.training, steps=steps))
+    assert ("take no part in a step" in (limit_reason(scenario.training, scenario.layout) or "")) is is_refused
+    assert limit_reason(repair_training(scenario.training, scenario.layout), scenario.layout) is None
 
 
 @pytest.mark.parametrize("changes", [{}, {"norm": Norm.RMS}, {"bias": True}, {"tied": False}], ids=str)

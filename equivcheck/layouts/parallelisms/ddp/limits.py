@@ -75,6 +75,17 @@ TRAINED_STAGES = UpstreamLimit(
 )
 
 
+STAGES_TRAINED_IN_EACH_STEP = UpstreamLimit(
+    reason="DistributedDataParallel: a pipeline stage whose trained parameters take no part in a step is not supported: no hook "
+    "of DDP runs in this step, so its reduction does not finish, and a later step may raise ('Expected to mark a variable ready "
+    "only once')",
+    applies=lambda training, layout: (
+        layout.has(Pipeline) and any(stages_without_training(training.model, layout, step) for step in range(1, training.steps))
+    ),
+    repair=lambda training, _layout: without_auxiliary(training),
+)
+
+
 AUTOCAST_OF_FLOAT32 = Limit(
     reason="torch.autocast: a training precision other than float32 is not supported: autocast does not cast float64",
     applies=lambda training, layout: (
@@ -131,6 +142,7 @@ LIMITS: tuple[Limit, ...] = (
     UNUSED_PARAMETERS,
     CHANGING_GRAPH,
     TRAINED_STAGES,
+    STAGES_TRAINED_IN_EACH_STEP,
     AUTOCAST_OF_FLOAT32,
     SHARED_WEIGHTS_CAST_ONCE,
     BUCKETS_OF_EQUAL_PARTS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equivcheck.layouts.base.known_predicates import need, show
-from equivcheck.layouts.base.limits.repairs import is_tied
 from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.pipeline import stages
 from equivcheck.layouts.parallelisms.pipeline.stages import (
@@ -18,6 +17,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     stage_of_layers,
     stages_behind_frozen_layers,
     stages_of_rank,
+    stages_without_training,
     trained_layers,
     uses_of_weights,
 )
@@ -26,7 +26,6 @@ from equivcheck.scenario import (
     DDP,
     ActivationSharding,
     LayerPlan,
-    ParameterOwner,
     Pipeline,
     PipelineSchedule,
     Scenario,
@@ -35,7 +34,7 @@ from equivcheck.scenario import (
     ZeroGrad,
 )
 from equivcheck.scenario.mesh import PP, TP
-from equivcheck.training.layers.parameters import SCALE, layer_of, parameters_of
+from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
 
@@ -282,20 +281,15 @@ def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
     ranks = scenario.layout.mesh.size(PP)
     steps = training.steps if training.zero_grad is ZeroGrad.NONE else 1
     return any(
-        not any(_gets_gradients(scenario, pipeline, stage, step) for stage in stages_of_rank(pipeline, rank, ranks))
+        not any(_gets_gradients(scenario, stage, step) for stage in stages_of_rank(pipeline, rank, ranks))
         for rank in range(ranks)
         for step in range(steps)
     )
 
 
-def _gets_gradients(scenario: Scenario, pipeline: Pipeline, stage: int, step: int) -> bool:
+def _gets_gradients(scenario: Scenario, stage: int, step: int) -> bool:
     if always_splits_backward(scenario) and stage in _behind_frozen_layers(scenario):
         return False
     if stage and has_lost_gradients(scenario.layout):
         return False
-    model, span = scenario.training.model, _spans(scenario, pipeline)[stage]
-    trains_source = model.source is not None and not model.source.frozen
-    trains_head = any(found.trained and found.owner is ParameterOwner.HEAD for found in parameters_of(model))
-    ends_trained = (model.scale or trains_head or (is_tied(model) and trains_source)) and len(model.layers) - 1 in span
-    begins_trained = trains_source and 0 in span
-    return ends_trained or begins_trained or any(trained_layers(model, step)[index] for index in span)
+    return stage not in stages_without_training(scenario.training.model, scenario.layout, step)

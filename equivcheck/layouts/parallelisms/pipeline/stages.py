@@ -213,10 +213,10 @@ def has_replicate_ddp_stages(layout: Layout) -> bool:
     return layout.has(Pipeline) and any(each.implementation is Replicator.DDP for each in layout.of(Replicate))
 
 
-def stages_without_training(model: Model, layout: Layout) -> set[int]:
-    """Return the stages without a trained parameter."""
+def stages_without_training(model: Model, layout: Layout, step: int = 0) -> set[int]:
+    """Return the stages that use no trained parameter in a step. Step 0 uses every parameter that any step uses."""
     stages, last = stage_of_layers(layout, len(model.layers)), num_stages(layout) - 1
-    found = {stage for stage, is_trained in zip(stages, trained_layers(model), strict=True) if is_trained}
+    found = {stage for stage, is_trained in zip(stages, trained_layers(model, step), strict=True) if is_trained}
     trains_embedding = model.source is not None and not model.source.frozen
     if trains_embedding:
         found.add(0)

@@ -121,10 +121,15 @@ def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split 
 
 
 def around_stages(
-    pipeline: Pipeline, *around: Parallelism, sizes: tuple[int, int] = (1, 2), num_layers: int = 2, **changes: object
+    pipeline: Pipeline,
+    *around: Parallelism,
+    sizes: tuple[int, int] = (1, 2),
+    layer: AnyLayer = TWO_OUTPUTS,
+    num_layers: int = 2,
+    **changes: object,
 ) -> Scenario:
-    """Layers in a pipeline inside data parallelism. `sizes` are those of the data-parallel axis and of the pipeline."""
-    alone = scenario(pipeline, *(TWO_OUTPUTS,) * num_layers, features=2, **{"data": Data(microbatches=(8,))} | changes)
+    """Equal layers in a pipeline inside data parallelism. `sizes` are those of the data-parallel axis and of the pipeline."""
+    alone = scenario(pipeline, *(layer,) * num_layers, features=2, **{"data": Data(microbatches=(8,))} | changes)
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(("dp", "pp"), sizes, strict=True)))
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(pipeline, *around)))
 
