@@ -82,6 +82,7 @@ EVEN = replace(
     layers=(DECODER.layers[0], GatedMLP(hidden=4, bias=True), DECODER.layers[2], GatedMLP(hidden=4, norm=Norm.RMS)),
 )
 """A decoder whose heads, hidden features and positions two ranks can share evenly, as DTensors need."""
+THREE_EXPERTS = Experts(hidden=2, num_experts=3, dropout=0.25)
 SCHEDULES = {
     "gpipe": Pipeline(num_chunks=2),
     "zbv": Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2, num_chunks=2),
@@ -212,7 +213,7 @@ def test_calls_are_not_predicted_if_both_backward_passes_run_through_a_layer(sch
 @pytest.mark.torch(">=2.12", "earlier versions have no neighbouring stages on one rank")
 def test_every_rank_has_experts_to_recompute_if_the_backward_is_split() -> None:
     """With three experts on four ranks, the last rank would recompute less often than others, and all would wait."""
-    layers = (Layer(width=4), Layer(width=4, residual=True), Experts(hidden=2, num_experts=3, dropout=0.25), Layer(width=4))
+    layers = (Layer(width=4), Layer(width=4, residual=True), THREE_EXPERTS, Layer(width=4))
     training = Training(model=Model(features=4, length=2, layers=layers), data=Data(microbatches=(8,)))
     mesh = Mesh(axes=(Axis(name="pp", size=2), Axis(name="ep", size=4)))
     stages = Pipeline(schedule=PipelineSchedule.ZBV, num_chunks=2, stages_per_rank=2)
@@ -225,6 +226,18 @@ def test_every_rank_has_experts_to_recompute_if_the_backward_is_split() -> None:
     fitted = fit_training(training, layout)
     assert [layer.num_experts for layer in fitted.model.layers if isinstance(layer, Experts)] == [4]
     check(Scenario(training=fitted, layout=layout)).assert_equivalent()
+
+
+@pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
+def test_a_rank_of_the_first_stage_may_have_no_expert_to_recompute() -> None:
+    """The first stage computes no input gradients, so one backward pass computes all its gradients."""
+    training = Training(model=Model(features=4, length=2, layers=(THREE_EXPERTS, Layer(width=4))), data=Data(microbatches=(8,)))
+    mesh = Mesh(axes=(Axis(name="pp", size=2), Axis(name="ep", size=4)))
+    stages = Pipeline(schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, num_chunks=2)
+    execution = Execution(checkpointing=Checkpointing.EVERY_LAYER)
+    scenario = Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(ExpertParallel(), stages), execution=execution))
+    require_supported(scenario)
+    check(scenario).assert_equivalent()
 
 
 @pytest.mark.parametrize("inner", ["tensor", "dtensor"])

@@ -7,18 +7,22 @@ from dataclasses import replace
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.limits.repairs import with_equal_experts
 from equivcheck.layouts.base.partition import is_last_shard_empty
-from equivcheck.layouts.parallelisms.pipeline.stages import splits_backward
+from equivcheck.layouts.parallelisms.pipeline.stages import splits_backward, stage_of_layers
 from equivcheck.scenario import Checkpointing, Layout, Training
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.parameters import parameters_of
 
 
 def _lacks_experts_to_recompute(training: Training, layout: Layout) -> bool:
-    """Whether a rank holds no expert of a trained, checkpointed layer, and the schedule splits the backward."""
-    ranks = layout.mesh.size(EP)
+    """Whether a rank holds no expert of a trained, checkpointed layer, and the schedule splits the layer's backward.
+
+    Schedules never split the backward of the first stage, because it computes no input gradients.
+    """
+    ranks, stages = layout.mesh.size(EP), stage_of_layers(layout, len(training.model.layers))
     return splits_backward(layout) and any(
         parameter.trained
         and parameter.layer is not None
+        and stages[parameter.layer] > 0
         and parameter.expert_dim is not None
         and layout.execution.checkpoints(parameter.layer)
         and is_last_shard_empty(parameter.shape[parameter.expert_dim], ranks)
@@ -35,9 +39,9 @@ RECOMPUTED_ONCE = LayoutLimit(
 
 
 EXPERTS_TO_RECOMPUTE = Limit(
-    reason="pipeline: a rank without any expert of a trained, checkpointed layer is not supported if the schedule splits the "
-    "backward: the pass for weights recomputes a layer once for each group of parameters, so this rank joins fewer all-to-alls "
-    "than others, and all ranks wait forever",
+    reason="pipeline: a rank without any expert of a trained, checkpointed layer behind the first stage is not supported if the "
+    "schedule splits the backward: the pass for weights recomputes a layer once for each group of parameters, so this rank joins "
+    "fewer all-to-alls than others, and ranks raise or wait forever",
     applies=_lacks_experts_to_recompute,
     repair=lambda training, layout: with_equal_experts(training, layout.mesh.size(EP)),
 )
