@@ -210,6 +210,25 @@ def test_calls_are_not_predicted_if_both_backward_passes_run_through_a_layer(sch
     assert ("inside stages" in verdict.unmodelled) is (schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 
 
+def test_calls_behind_a_norm_that_becomes_trainable_are_not_predicted() -> None:
+    """`SequenceParallel` makes the second stage's norm trainable, so the third computes an input gradient.
+
+    The schedule drops the norm's own gradient, because only frozen layers come before its stage.
+    """
+    frozen = Layer(width=2, bias=False, frozen=True)
+    layers = (frozen, replace(frozen, activation=Activation.TANH, norm=Norm.LAYER), Layer(width=2, bias=False))
+    training = Training(model=Model(features=2, layers=layers), data=Data(microbatches=(4,)))
+    columns = LayerPlan(split=Split.COLWISE)
+    plan = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), columns, columns))
+    stages = Pipeline(schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, stages_per_rank=3, boundaries=(1, 2))
+    mesh = Mesh(axes=(Axis(name="pp", size=1), Axis(name="tp", size=2)))
+    scenario = Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(plan, stages)))
+    require_supported(scenario)
+    verdict = check(scenario)
+    verdict.assert_equivalent()
+    assert "torch makes the norm trainable" in verdict.unmodelled
+
+
 @pytest.mark.torch(">=2.12", "earlier versions have no neighbouring stages on one rank")
 def test_every_rank_has_experts_to_recompute_if_the_backward_is_split() -> None:
     """With three experts on four ranks, the last rank would recompute less often than others, and all would wait."""

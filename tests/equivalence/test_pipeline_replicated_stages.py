@@ -211,10 +211,15 @@ def test_a_stage_with_only_a_frozen_embedding_in_its_head_is_refused(changes: Ma
             marks=pytest.mark.torch(">=2.12", "earlier versions infer shapes without a backward"),
             id="inferred_chunks",
         ),
+        pytest.param(
+            Pipeline(schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, static_shapes=True),
+            "under a zero-bubble schedule",
+            id="zero_bubble",
+        ),
     ],
 )
 def test_a_static_graph_is_refused(pipeline: Pipeline, reason: str) -> None:
-    """DDP would take a backward without synchronization, or the one that infers shapes, for its first iteration."""
+    """DDP would take a backward without synchronization, or the one that infers shapes, for a whole iteration."""
     scenario = a_scenario(pipeline, DDP(static_graph=True), static_shapes=pipeline.static_shapes)
     assert reason in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout).parallelisms[1] == DDP()

@@ -17,7 +17,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_shares,
 )
 from equivcheck.layouts.base.plan.rules import cuts
-from equivcheck.layouts.parallelisms.pipeline.stages import INFERS_BACKWARD, num_stages, stages_without_training
+from equivcheck.layouts.parallelisms.pipeline.stages import ALWAYS_SPLIT, INFERS_BACKWARD, num_stages, stages_without_training
 from equivcheck.scenario import (
     DDP,
     AuxiliaryLinear,
@@ -185,8 +185,20 @@ STATIC_STAGES_OF_GIVEN_SHAPES = LayoutLimit(
     torch=INFERS_BACKWARD,
 )
 
+STATIC_STAGES_OF_WHOLE_BACKWARDS = LayoutLimit(
+    reason="DistributedDataParallel: static_graph of pipeline stages under a zero-bubble schedule is not supported: the pass for "
+    "input gradients runs without synchronization, but static_graph queues its reduction there "
+    "('expect_autograd_hooks_ INTERNAL ASSERT FAILED')",
+    applies=lambda layout: (
+        parallelism_of(layout, DDP).static_graph
+        and any(pipeline.schedule in ALWAYS_SPLIT and num_stages(layout) > 1 for pipeline in layout.of(Pipeline))
+    ),
+    repair=_without_static_graph,
+)
+
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     NO_BF16_HOOK,
+    STATIC_STAGES_OF_WHOLE_BACKWARDS,
     STATIC_STAGES_OF_ONE_CHUNK,
     STATIC_STAGES_OF_ONE_CHUNK_OF_GIVEN_SHAPES,
     STATIC_STAGES_OF_GIVEN_SHAPES,

@@ -213,7 +213,7 @@ def column_of_one_on_one_rank(scenario: Scenario) -> bool:
 def activations_cut_unevenly(scenario: Scenario) -> bool:
     """Whether a tensor-parallel plan shards some layer's input or output, and the shards have unequal sizes."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
-    rows = tuple(rows // layout.num_data_ranks for rows in scenario.training.data.microbatches)
+    rows = layout.rows_of_forwards(scenario.training.data.microbatches)
     found = [
         (place, plan)
         for parallelism in layout.of(TensorParallel)
