@@ -226,12 +226,12 @@ def test_calls_behind_a_norm_that_becomes_trainable_are_not_predicted() -> None:
     require_supported(scenario)
     verdict = check(scenario)
     verdict.assert_equivalent()
-    assert "torch makes the norm trainable" in verdict.unmodelled
+    assert "it makes a frozen norm trainable" in verdict.unmodelled
 
 
 @pytest.mark.torch(">=2.12", "earlier versions have no neighbouring stages on one rank")
 def test_every_rank_has_experts_to_recompute_if_the_backward_is_split() -> None:
-    """With three experts on four ranks, the last rank would recompute less often than others, and all would wait."""
+    """With three experts on four ranks, the last rank would recompute less often, so ranks would raise or wait forever."""
     layers = (Layer(width=4), Layer(width=4, residual=True), THREE_EXPERTS, Layer(width=4))
     training = Training(model=Model(features=4, length=2, layers=layers), data=Data(microbatches=(8,)))
     mesh = Mesh(axes=(Axis(name="pp", size=2), Axis(name="ep", size=4)))

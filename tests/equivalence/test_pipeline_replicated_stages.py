@@ -36,6 +36,7 @@ from support.supported import require_supported
 
 pytestmark = pytest.mark.mostly_equivalent
 
+STAGE_WITHOUT_TRAINING = "a pipeline stage that uses no trained parameter in some step"
 TRAINED = replace(DECODER, layers=(*DECODER.layers[:3], replace(DECODER.layers[3], frozen=False)))
 UNTIED = replace(TRAINED, head=replace(TRAINED.head, tied=False))
 SMALL_BUCKETS = 0.0001
@@ -160,19 +161,22 @@ def test_a_stage_of_frozen_layers_is_refused() -> None:
     require_supported(a_scenario(Pipeline(), DDP()))
     model = Model(features=2, layers=(Layer(width=2), Layer(width=2, frozen=True)))
     scenario = a_scenario(Pipeline(), DDP(), model=model, loss=Loss.MSE_SUM)
-    assert "a pipeline stage without trained parameters" in (limit_reason(scenario.training, scenario.layout) or "")
+    assert STAGE_WITHOUT_TRAINING in (limit_reason(scenario.training, scenario.layout) or "")
     assert not any(layer.frozen for layer in repair_training(scenario.training, scenario.layout).model.layers)
 
 
-@pytest.mark.parametrize(("steps", "is_refused"), [(1, False), (2, True)])
-def test_a_stage_that_trains_nothing_in_some_step_is_refused(steps: int, is_refused: bool) -> None:
-    """The last stage trains only an auxiliary linear, which does not run at step 1, so none of DDP's hooks runs."""
-    sometimes = Layer(width=2, bias=False, shares=1, auxiliary=AuxiliaryLinear.EVEN_STEPS)
-    model = Model(features=2, layers=(Layer(width=2), Layer(width=2, frozen=True), sometimes))
+@pytest.mark.parametrize(
+    ("auxiliary", "steps", "is_refused"),
+    [(AuxiliaryLinear.EVEN_STEPS, 1, False), (AuxiliaryLinear.EVEN_STEPS, 2, True), (AuxiliaryLinear.NEVER, 1, True)],
+)
+def test_a_stage_that_trains_nothing_in_some_step_is_refused(auxiliary: AuxiliaryLinear, steps: int, is_refused: bool) -> None:
+    """The last stage trains only an auxiliary linear. In a step in which it does not run, none of DDP's hooks runs."""
+    layers = (Layer(width=2), Layer(width=2, frozen=True), Layer(width=2, bias=False, shares=1, auxiliary=auxiliary))
+    model = Model(features=2, layers=layers)
     parallelisms = (Pipeline(boundaries=(2,)), DDP(find_unused_parameters=True))
     scenario = a_scenario(*parallelisms, model=model, loss=Loss.MSE_SUM)
     scenario = replace(scenario, training=replace(scenario.training, steps=steps))
-    assert ("take no part in a step" in (limit_reason(scenario.training, scenario.layout) or "")) is is_refused
+    assert (STAGE_WITHOUT_TRAINING in (limit_reason(scenario.training, scenario.layout) or "")) is is_refused
     assert limit_reason(repair_training(scenario.training, scenario.layout), scenario.layout) is None
 
 
@@ -185,7 +189,7 @@ def test_a_stage_with_only_a_frozen_embedding_in_its_head_is_refused(changes: Ma
     assert TRAINED.source is not None
     model = replace(TRAINED, layers=layers, source=replace(TRAINED.source, frozen=True), head=head)
     scenario = a_scenario(Pipeline(boundaries=(3,)), DDP(), model=model)
-    is_refused = "a pipeline stage without trained parameters" in (limit_reason(scenario.training, scenario.layout) or "")
+    is_refused = STAGE_WITHOUT_TRAINING in (limit_reason(scenario.training, scenario.layout) or "")
     assert is_refused == (not changes)
     assert limit_reason(repair_training(scenario.training, scenario.layout), scenario.layout) is None
 
@@ -219,7 +223,7 @@ def test_a_stage_with_only_a_frozen_embedding_in_its_head_is_refused(changes: Ma
     ],
 )
 def test_a_static_graph_is_refused(pipeline: Pipeline, reason: str) -> None:
-    """DDP would take a backward without synchronization, or the one that infers shapes, for a whole iteration."""
+    """DDP would count a backward without synchronization, or the one that infers shapes, as an iteration."""
     scenario = a_scenario(pipeline, DDP(static_graph=True), static_shapes=pipeline.static_shapes)
     assert reason in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout).parallelisms[1] == DDP()

@@ -11,6 +11,11 @@ from equivcheck.system.choice import PrintableEnum
 Shape = tuple[int, ...]
 
 
+def runs_at(steps: AuxiliaryLinear | None, step: int) -> bool:
+    """Whether a linear runs in a step. `steps` gives the steps in which it runs; None stands for all."""
+    return steps is None or (steps is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
+
+
 class Initialization(PrintableEnum):
     """Distribution from which a parameter's initial values are drawn."""
 
@@ -50,6 +55,10 @@ class LayerParameter:
     """Steps that use the parameter; None for all steps."""
     is_frozen: bool = False
     """Whether the parameter has `requires_grad=False` although its layer is trained."""
+
+    def is_used_at(self, step: int) -> bool:
+        """Whether a forward in this step uses the parameter."""
+        return runs_at(self.runs, step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

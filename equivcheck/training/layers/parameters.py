@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from equivcheck.scenario import AuxiliaryLinear, Model, ParameterOwner
+from equivcheck.scenario import Model, ParameterOwner
 from equivcheck.training.layers.facts import Initialization, LayerParameter
 from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS, embedding_parameters, head_parameters
@@ -48,10 +48,6 @@ class Parameter(LayerParameter):
     def numel(self) -> int:
         """Return the number of elements."""
         return math.prod(self.shape)
-
-    def is_used_at(self, step: int) -> bool:
-        """Whether a forward in this step uses the parameter."""
-        return self.runs is None or (self.runs is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 
 def is_norm_parameter(name: str) -> bool:

@@ -196,7 +196,7 @@ def test_frozen_layers_outside_a_plan_have_no_norm_of_their_own() -> None:
 
 @pytest.mark.parametrize("auxiliary", [None, AuxiliaryLinear.NEVER, AuxiliaryLinear.EVEN_STEPS])
 def test_a_layer_that_trains_nothing_in_a_step_is_not_recomputed(auxiliary: AuxiliaryLinear | None) -> None:
-    """It uses only a frozen layer's weight, and its input needs no gradient, so backward does not reach it."""
+    """While its auxiliary linear does not run, it uses only a frozen layer's weight, and its input needs no gradient."""
     uses_frozen = Layer(width=4, bias=False, activation=Activation.RELU, shares=0, auxiliary=auxiliary)
     layers = (Layer(width=4, frozen=True), uses_frozen, Layer(width=4))
     training = Training(model=Model(features=4, layers=layers), data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM, steps=2)

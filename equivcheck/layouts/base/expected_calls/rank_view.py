@@ -10,7 +10,7 @@ from equivcheck.layouts.base.expected_calls.communication import Key, Totals, ad
 from equivcheck.layouts.base.expected_calls.passes import Passes, Span
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.rounding import ITEM_BYTES
-from equivcheck.scenario import FSDP1, AuxiliaryLinear, Layout, Training, Wrapping
+from equivcheck.scenario import FSDP1, Layout, Training, Wrapping
 from equivcheck.training.layers.parameters import Parameter, parameters_of, trains_layer
 from equivcheck.worlds.trace.stage import Stage
 
@@ -153,11 +153,6 @@ class Ledger:
         """Add `num_calls` collective calls to the counts. `num_bytes` is the sum over these calls."""
         key: Key = (step, self.stage, op, axes)
         add(self.totals, key, num_calls, num_bytes)
-
-
-def runs(when: AuxiliaryLinear | None, step: int) -> bool:
-    """Whether an auxiliary linear runs at `step`. `when` says at which steps it runs; None means every step."""
-    return when is None or (when is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 
 def full_parameters(training: Training) -> tuple[Held, ...]:

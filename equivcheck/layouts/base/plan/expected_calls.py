@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.passes import Passes
-from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView, runs
+from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.base.partition import chunk_size, shard_dim, shard_shape
 from equivcheck.layouts.base.plan.linears import (
     BY_ROWS,
@@ -30,7 +30,7 @@ from equivcheck.layouts.base.plan.rules import inputs_of, num_routing_weights
 from equivcheck.layouts.base.positions import own_length
 from equivcheck.scenario import FSDP1, AnyLayer, PlannedParallelism, Split, Wrapping
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.layers.facts import LayerLinear
+from equivcheck.training.layers.facts import LayerLinear, runs_at
 from equivcheck.training.layers.registry import layer_kind
 
 
@@ -181,10 +181,10 @@ class PlannedCalls:
         without_gradient = {each.name for each in parameters if each.is_frozen and not trains_frozen}
         owners = (index, index if layer.shares is None else layer.shares)
         trained, trains_shared = (not passes.infers and self._trains(owner) for owner in owners)
-        # A layer may use only another layer's weight, in every step or while its own auxiliary linear does not run.
-        trained = trained and any(runs(parameter.runs, passes.step) for parameter in parameters)
+        # A layer may own no parameter, or only those of an auxiliary linear that does not run in this step.
+        trained = trained and any(parameter.is_used_at(passes.step) for parameter in parameters)
         differentiates = differentiates_input(self.view, index, passes) or (layer.norm is not None and trained)
-        parts = [part for part in layer_kind(layer).linears(layer) if runs(part.runs, passes.step)]
+        parts = [part for part in layer_kind(layer).linears(layer) if runs_at(part.runs, passes.step)]
         keeps = differentiates or trains_shared or (trained and _keeps_for_its_own(layer, parts, shapes))
         recomputed = self.view.layout.execution.checkpoints(index) and keeps
         linear_passes = LinearPasses(

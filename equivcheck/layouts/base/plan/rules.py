@@ -84,7 +84,7 @@ class LayerSite:
     tp: int
     """Ranks along the tensor-parallel axis."""
     rows: tuple[int, ...]
-    """Rows per microbatch, on the ranks of one tensor-parallel group."""
+    """Rows in one forward, for each microbatch."""
     ends: tuple[ActivationSharding, ...] = (ActivationSharding.REPLICATED,)
     """Allowed placements for the last layer's output."""
 
@@ -265,12 +265,10 @@ def inputs_of(model: Model, parallelism: PlannedParallelism) -> tuple[Activation
     return (first, *(entry.output for entry in parallelism.plan))
 
 
-def places(model: Model, parallelism: PlannedParallelism, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
+def places(model: Model, parallelism: PlannedParallelism, tp: int, rows: tuple[int, ...]) -> tuple[LayerSite, ...]:
     """Return a `LayerSite` for each layer. The plan must have one entry per layer."""
     inputs = inputs_of(model, parallelism)[:-1]
-    return tuple(
-        LayerSite(model=model, index=index, input=sharding, tp=tp, rows=microbatches) for index, sharding in enumerate(inputs)
-    )
+    return tuple(LayerSite(model=model, index=index, input=sharding, tp=tp, rows=rows) for index, sharding in enumerate(inputs))
 
 
 def fits(model: Model, plan: tuple[LayerPlan, ...]) -> bool:

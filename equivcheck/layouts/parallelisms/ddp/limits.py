@@ -67,22 +67,14 @@ CHANGING_GRAPH = Limit(
 )
 
 
-TRAINED_STAGES = UpstreamLimit(
-    reason="DistributedDataParallel: a pipeline stage without trained parameters is not supported: it is refused ('not needed "
-    "when a module doesn't have any parameters that require a gradient')",
-    applies=lambda training, layout: layout.has(Pipeline) and bool(stages_without_training(training.model, layout)),
-    repair=lambda training, _layout: without_frozen(training),
-)
-
-
-STAGES_TRAINED_IN_EACH_STEP = UpstreamLimit(
-    reason="DistributedDataParallel: a pipeline stage whose trained parameters take no part in a step is not supported: no hook "
-    "of DDP runs in this step, so its reduction does not finish, and a later step may raise ('Expected to mark a variable ready "
-    "only once')",
+TRAINED_STAGES = Limit(
+    reason="DistributedDataParallel: a pipeline stage that uses no trained parameter in some step is not supported: DDP refuses "
+    "a stage without trained parameters, and in a step that uses none of them no hook runs, so the reduction does not finish, "
+    "and a later backward may raise ('Expected to mark a variable ready only once')",
     applies=lambda training, layout: (
-        layout.has(Pipeline) and any(stages_without_training(training.model, layout, step) for step in range(1, training.steps))
+        layout.has(Pipeline) and any(stages_without_training(training.model, layout, step) for step in range(training.steps))
     ),
-    repair=lambda training, _layout: without_auxiliary(training),
+    repair=lambda training, _layout: without_frozen(training),
 )
 
 
@@ -142,7 +134,6 @@ LIMITS: tuple[Limit, ...] = (
     UNUSED_PARAMETERS,
     CHANGING_GRAPH,
     TRAINED_STAGES,
-    STAGES_TRAINED_IN_EACH_STEP,
     AUTOCAST_OF_FLOAT32,
     SHARED_WEIGHTS_CAST_ONCE,
     BUCKETS_OF_EQUAL_PARTS,
@@ -185,9 +176,9 @@ STATIC_STAGES_OF_GIVEN_SHAPES = LayoutLimit(
     torch=INFERS_BACKWARD,
 )
 
-STATIC_STAGES_OF_WHOLE_BACKWARDS = LayoutLimit(
-    reason="DistributedDataParallel: static_graph of pipeline stages under a zero-bubble schedule is not supported: the pass for "
-    "input gradients runs without synchronization, but static_graph queues its reduction there "
+STATIC_STAGES_OF_FULL_BACKWARDS = LayoutLimit(
+    reason="DistributedDataParallel: static_graph of pipeline stages under a zero-bubble schedule is not supported: the "
+    "backward for input gradients runs under no_sync, but static_graph queues its reduction in this backward "
     "('expect_autograd_hooks_ INTERNAL ASSERT FAILED')",
     applies=lambda layout: (
         parallelism_of(layout, DDP).static_graph
@@ -198,7 +189,7 @@ STATIC_STAGES_OF_WHOLE_BACKWARDS = LayoutLimit(
 
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     NO_BF16_HOOK,
-    STATIC_STAGES_OF_WHOLE_BACKWARDS,
+    STATIC_STAGES_OF_FULL_BACKWARDS,
     STATIC_STAGES_OF_ONE_CHUNK,
     STATIC_STAGES_OF_ONE_CHUNK_OF_GIVEN_SHAPES,
     STATIC_STAGES_OF_GIVEN_SHAPES,

@@ -64,7 +64,7 @@ def flat_parameters_are_cut(scenario: Scenario) -> bool:
 
 @need
 def rank_without_gradients(scenario: Scenario) -> bool:
-    """Whether some rank holds no elements of any trained parameter, under FSDP1 with `use_orig_params` or in a pipeline."""
+    """Whether some rank has no gradient in some step, under FSDP1 with `use_orig_params` or in a pipeline."""
     return rank_of_stages_without_gradients(scenario) or any(
         _some_rank_has_nothing_trained(scenario, parallelism)
         for parallelism in scenario.layout.of(FSDP1)

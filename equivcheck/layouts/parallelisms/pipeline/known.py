@@ -270,10 +270,9 @@ def _is_trained_between(scenario: Scenario, first: int, second: int) -> bool:
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
-    """Whether some rank has no stage with gradients in some step.
+    """Whether the stages of some rank have no gradient in some step.
 
-    Its layers or all layers before them are frozen, or use no trained parameter in this step, or zero-bubble schedules lose the
-    gradients. Gradients that are reset to zero, and not to None, remain in later steps.
+    Gradients that `zero_grad` sets to zero instead of None remain, so only the first step matters then.
     """
     pipeline, training = _pipeline(scenario), scenario.training
     if pipeline is None:
@@ -281,15 +280,15 @@ def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
     ranks = scenario.layout.mesh.size(PP)
     steps = training.steps if training.zero_grad is ZeroGrad.NONE else 1
     return any(
-        not any(_gets_gradients(scenario, stage, step) for stage in stages_of_rank(pipeline, rank, ranks))
-        for rank in range(ranks)
+        _stages_without_gradients(scenario, step).issuperset(stages_of_rank(pipeline, rank, ranks))
         for step in range(steps)
+        for rank in range(ranks)
     )
 
 
-def _gets_gradients(scenario: Scenario, stage: int, step: int) -> bool:
-    if always_splits_backward(scenario) and stage in _behind_frozen_layers(scenario):
-        return False
-    if stage and has_lost_gradients(scenario.layout):
-        return False
-    return stage not in stages_without_training(scenario.training.model, scenario.layout, step)
+def _stages_without_gradients(scenario: Scenario, step: int) -> set[int]:
+    """Return the stages that use no trained parameter in a step, and those whose gradients a split backward loses."""
+    layout = scenario.layout
+    lost = set(range(1, stages.num_stages(layout))) if has_lost_gradients(layout) else set()
+    behind_frozen = _behind_frozen_layers(scenario) if always_splits_backward(scenario) else set()
+    return stages_without_training(scenario.training.model, layout, step) | lost | behind_frozen

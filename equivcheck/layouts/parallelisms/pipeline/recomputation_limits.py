@@ -14,14 +14,12 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def _lacks_experts_to_recompute(training: Training, layout: Layout) -> bool:
-    """Whether a rank holds no expert of a trained, checkpointed layer, and the schedule splits the layer's backward.
-
-    Schedules never split the backward of the first stage, because it computes no input gradients.
-    """
+    """Whether a rank holds no expert of a trained, checkpointed layer whose backward the schedule splits."""
     ranks, stages = layout.mesh.size(EP), stage_of_layers(layout, len(training.model.layers))
     return splits_backward(layout) and any(
         parameter.trained
         and parameter.layer is not None
+        # The first stage computes no input gradients, so schedules do not split its backward.
         and stages[parameter.layer] > 0
         and parameter.expert_dim is not None
         and layout.execution.checkpoints(parameter.layer)

@@ -213,8 +213,8 @@ def has_replicate_ddp_stages(layout: Layout) -> bool:
     return layout.has(Pipeline) and any(each.implementation is Replicator.DDP for each in layout.of(Replicate))
 
 
-def stages_without_training(model: Model, layout: Layout, step: int = 0) -> set[int]:
-    """Return the stages that use no trained parameter in a step. Step 0 uses every parameter that any step uses."""
+def stages_without_training(model: Model, layout: Layout, step: int) -> set[int]:
+    """Return the stages that use no trained parameter in a step."""
     stages, last = stage_of_layers(layout, len(model.layers)), num_stages(layout) - 1
     found = {stage for stage, is_trained in zip(stages, trained_layers(model, step), strict=True) if is_trained}
     trains_embedding = model.source is not None and not model.source.frozen
@@ -237,6 +237,6 @@ def has_lost_gradients(layout: Layout) -> bool:
 def trained_layers(model: Model, step: int = 0) -> tuple[bool, ...]:
     """Return for each layer whether it uses a trained parameter in a step. If so, its output needs a gradient.
 
-    Step 0 uses every parameter that any step uses.
+    The default, step 0, uses every parameter that any step uses.
     """
     return tuple(trains_layer(model, index, step) for index in range(len(model.layers)))

@@ -143,9 +143,9 @@ PENDING_GRADIENTS = Unpredicted(
 )
 
 UNFROZEN_NORMS = Unpredicted(
-    # Under other schedules, the norm's own gradient shows this, as a known issue.
-    reason="SequenceParallel: calls of tensor parallelism are not predicted if a layer with a norm is frozen, and the schedule "
-    "splits the backward: torch makes the norm trainable, so later stages compute input gradients",
+    # Other schedules keep the norm's gradient, so the check reports the known issue before it compares calls.
+    reason="SequenceParallel: calls of tensor parallelism are not predicted if it makes a frozen norm trainable, and the "
+    "schedule splits the backward: later stages compute input gradients, but the schedule may drop the norm's own gradient",
     applies=lambda training, layout: (
         layout.has(Pipeline) and splits_backward(layout) and bool(norms_made_trainable(training.model, layout))
     ),

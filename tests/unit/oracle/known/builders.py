@@ -128,7 +128,7 @@ def around_stages(
     num_layers: int = 2,
     **changes: object,
 ) -> Scenario:
-    """Equal layers in a pipeline inside data parallelism. `sizes` are those of the data-parallel axis and of the pipeline."""
+    """Pipeline of identical layers inside data parallelism. `sizes` are those of the data-parallel and the pipeline axis."""
     alone = scenario(pipeline, *(layer,) * num_layers, features=2, **{"data": Data(microbatches=(8,))} | changes)
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(("dp", "pp"), sizes, strict=True)))
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(pipeline, *around)))

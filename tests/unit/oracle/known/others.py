@@ -101,7 +101,7 @@ from unit.oracle.known.builders import (
     with_plan_in_stages,
 )
 
-AROUND_RESHARD = around_stages(
+RESHARDED_ZERO_BUBBLE = around_stages(
     Pipeline(schedule=ZB, stages_per_rank=3, num_chunks=4),
     FSDP2(),
     layer=Layer(width=2, activation=Activation.TANH),
@@ -221,8 +221,8 @@ ALSO_SHOWN = [
     ("fsdp2_reduces_nothing", over_tp(REPLICATED, ONE_WEIGHT, tp=2, split=Split.COLWISE)),
     ("clip_grad_value_of_nothing", scenario(Pipeline(), FROZEN, ONE_WEIGHT, clipping=ClipValue())),
     ("clip_grad_value_of_nothing", LAST_STAGE_FROZEN),
-    ("split_backward_around_reshard", with_checkpoints(AROUND_RESHARD)),
-    ("split_backward_around_reshard", with_checkpoints(with_plan_in_stages(AROUND_RESHARD))),
+    ("split_backward_around_reshard", with_checkpoints(RESHARDED_ZERO_BUBBLE)),
+    ("split_backward_around_reshard", with_checkpoints(with_plan_in_stages(RESHARDED_ZERO_BUBBLE))),
     (
         "clip_grad_value_of_nothing",
         around_stages(

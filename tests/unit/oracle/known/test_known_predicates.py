@@ -16,6 +16,7 @@ from equivcheck.scenario import (
     Activation,
     ActivationSharding,
     AuxiliaryLinear,
+    Axis,
     ClipValue,
     Data,
     Distribution,
@@ -23,7 +24,9 @@ from equivcheck.scenario import (
     IgnoredLabels,
     Layer,
     LayerPlan,
+    Layout,
     Loss,
+    Mesh,
     Norm,
     Pipeline,
     Replicate,
@@ -44,6 +47,7 @@ from unit.oracle.known.builders import (
     HYBRID,
     INF,
     REPLICATED,
+    ROWS,
     TIED,
     TIED_UNITS,
     ZB,
@@ -102,8 +106,8 @@ def test_a_scale_has_a_gradient_in_the_last_stage(scales: bool) -> None:
 )
 def test_a_rank_may_lack_gradients_in_some_steps_only(steps: int, zero_grad: ZeroGrad, expected: bool) -> None:
     """The last rank trains only an auxiliary linear, which does not run at step 1. Zeroed gradients of step 0 remain."""
-    sometimes = Layer(width=1, bias=False, shares=1, auxiliary=AuxiliaryLinear.EVEN_STEPS)
-    stages, layers = Pipeline(boundaries=(1,)), (Layer(width=1), FROZEN, sometimes)
+    trained_at_even_steps = Layer(width=1, bias=False, shares=1, auxiliary=AuxiliaryLinear.EVEN_STEPS)
+    stages, layers = Pipeline(boundaries=(1,)), (Layer(width=1), FROZEN, trained_at_even_steps)
     example = scenario(stages, *layers, clipping=ClipValue(), steps=steps, zero_grad=zero_grad)
     assert NEEDS["rank_without_gradients"](example) is expected
     assert (check(example).known == "clip_grad_value_of_nothing") is expected
@@ -230,6 +234,15 @@ def test_an_odd_number_of_resharded_stages_raises_and_others_lose_gradients(
     assert NEEDS["forward_between_backward_passes"](example) is raises
     crash, lost = "split_backward_around_reshard", "split_backward_of_resharded_stage"
     assert check(example, beyond=True).known == (crash if raises else lost)
+
+
+@pytest.mark.parametrize(("chunks", "expected"), [(1, False), (2, True)])
+def test_rows_of_each_chunk_are_cut(chunks: int, expected: bool) -> None:
+    """Two tensor-parallel ranks share two rows evenly, but not the single row of each chunk."""
+    mesh = Mesh(axes=(Axis(name="pp", size=1), Axis(name="tp", size=2)))
+    layout = Layout(mesh=mesh, parallelisms=(ROWS, Pipeline(num_chunks=chunks)))
+    example = replace(scenario(Pipeline(), *TIED, data=Data(microbatches=(2,)), features=2), layout=layout)
+    assert NEEDS["activations_cut_unevenly"](example) is expected
 
 
 @pytest.mark.parametrize("units", [TIED_UNITS, replace(REPLICATED, wrapping=Wrapping.PER_LAYER)], ids=lambda units: units.tag)
