@@ -26,6 +26,7 @@ from equivcheck.scenario import (
     ExpertParallel,
     Experts,
     Head,
+    Layer,
     LayerPlan,
     Layout,
     LocalTensorParallel,
@@ -36,6 +37,7 @@ from equivcheck.scenario import (
     Norm,
     Parallelism,
     Pipeline,
+    PipelineSchedule,
     Precision,
     Scenario,
     Split,
@@ -46,6 +48,7 @@ from equivcheck.scenario import (
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.experts.module import GatedExperts
 from support.exported import run_script
+from support.supported import require_supported
 from support.verdicts import require_predicted
 
 needs_grouped_mm = pytest.mark.skipif(is_torch_in("<2.10"), reason="torch has no grouped_mm")
@@ -72,6 +75,18 @@ LAYOUTS = {
     "pipeline": (Pipeline(), "pp", 2),
     "partial sums": (LocalTensorParallel(plan=PLAN), "tp", 2),
 }
+
+
+@needs_grouped_mm
+def test_a_rank_without_experts_uses_its_empty_parameters_once() -> None:
+    """Torch's pass for weights raises if a stage uses a parameter twice, as an operand of `grouped_mm` and in a sum."""
+    model = Model(features=4, length=2, layers=(Layer(width=4), replace(GROUPED, num_experts=3)))
+    training = Training(model=model, data=Data(microbatches=(16,)), precision=Precision.FLOAT32)
+    stages = Pipeline(schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, num_chunks=2)
+    mesh = Mesh(axes=(Axis(name="pp", size=2), Axis(name="ep", size=4)))
+    example = Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(ExpertParallel(), stages)))
+    require_supported(example)
+    check(example).assert_equivalent()
 
 
 @needs_grouped_mm

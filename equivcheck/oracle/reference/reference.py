@@ -113,7 +113,7 @@ class ReferenceRun:
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
         """Return the single-device run with which the scenario's ranks are compared."""
-        num_parts = max(layout.num_data_ranks * layout.mesh.size(CP) for layout in scenario.layouts)
+        num_parts = max(layout.num_data_ranks * layout.num_chunks * layout.mesh.size(CP) for layout in scenario.layouts)
         training = scenario.training
         # In float32, the last place of a gradient can change the rounding of a whole matrix. In float64 it never did.
         rounds_parts = bool(training.optimizer.rounds_to)

@@ -37,6 +37,8 @@ from equivcheck.scenario import (
     Model,
     Norm,
     NormType,
+    Parallelism,
+    Pipeline,
     Precision,
     Split,
     TensorParallel,
@@ -202,3 +204,13 @@ def test_positions_of_ranks_are_parts_as_their_rows_are(axes: dict[str, int], nu
         parallelisms=tuple(of_axes[name] for name in reversed(axes)),
     )
     assert ReferenceRun.of(replace(ONE_FEATURE, layout=layout)).num_parts == num_parts
+
+
+@pytest.mark.parametrize(("names", "num_parts"), [(("pp",), 3), (("dp", "pp"), 6), (("pp", "cp"), 6)])
+def test_the_confirming_reference_sums_over_chunks(names: tuple[str, ...], num_parts: int) -> None:
+    """A pipeline computes chunks of each rank's rows, so its products have other shapes, and round differently."""
+    inner: dict[str, Parallelism] = {"dp": DDP(), "cp": ContextParallel()}
+    mesh = Mesh(axes=tuple(Axis(name=name, size=2) for name in names))
+    parallelisms = (Pipeline(num_chunks=3), *(inner[name] for name in names if name in inner))
+    example = Scenario(training=ALIKE, layout=Layout(mesh=mesh, parallelisms=parallelisms))
+    assert ReferenceRun.of(example).num_parts == num_parts

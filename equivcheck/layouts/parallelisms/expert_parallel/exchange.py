@@ -53,7 +53,12 @@ class Exchange:
         order = units.argsort(stable=True)
         made = self.layer.compute_units(arrived[order], arriving.sum(0))
         made = self.put_back(made, order)
-        return self.exchange_rows(made if self.num_units[self.rank] else made + self.nothing(), sent, received)
+        return self.exchange_rows(made if self._uses_parameters else made + self.nothing(), sent, received)
+
+    @property
+    def _uses_parameters(self) -> bool:
+        """Whether the outputs depend on this rank's parameters. `grouped_mm` depends on them even if there are no experts."""
+        return self.num_units[self.rank] > 0 or bool(self.layer.units().grouped)
 
     def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Return the outputs in the rows' order of arrival. `order` sorted the rows by expert."""
