@@ -17,16 +17,14 @@ from equivcheck.layouts.base.expected_calls.torch_versions import WEIGHT_GATHERE
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.expected_calls import LinearPasses, PlannedCalls, sharded_held
 from equivcheck.layouts.base.plan.linears import NARROW_COLUMN, NARROW_ROW, ActivationPlacement, LinearPlacements, LinearPlan
-from equivcheck.layouts.base.plan.rules import computes_own_rows, has_partial_gradients, is_outside, norms_made_trainable
+from equivcheck.layouts.base.plan.rules import computes_own_rows, has_partial_gradients, is_outside
 from equivcheck.layouts.parallelisms.pipeline.communication import num_fsdp_reductions
-from equivcheck.layouts.parallelisms.pipeline.stages import splits_backward
 from equivcheck.scenario import (
     FSDP2,
     ActivationSharding,
     Checkpointing,
     CrossEntropy,
     ParameterOwner,
-    Pipeline,
     Replicate,
     Replicator,
     Split,
@@ -142,19 +140,9 @@ PENDING_GRADIENTS = Unpredicted(
     ),
 )
 
-UNFROZEN_NORMS = Unpredicted(
-    # Other schedules keep the norm's gradient, so the check reports the known issue before it compares calls.
-    reason="SequenceParallel: calls of tensor parallelism are not predicted if it makes a frozen norm trainable, and the "
-    "schedule splits the backward: later stages compute input gradients, but the schedule may drop the norm's own gradient",
-    applies=lambda training, layout: (
-        layout.has(Pipeline) and splits_backward(layout) and bool(norms_made_trainable(training.model, layout))
-    ),
-    axes=lambda _layout: (TP,),
-)
-
 TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(sharded_held(view, parallelism)),
-    unmodelled=(OPTIMIZER_NOT_ELEMENTWISE, PENDING_GRADIENTS, UNFROZEN_NORMS),
+    unmodelled=(OPTIMIZER_NOT_ELEMENTWISE, PENDING_GRADIENTS),
     uneven=lambda _plan: True,
 )
