@@ -195,7 +195,18 @@ def test_passes_that_infer_shapes_and_recomputation_are_predicted(inner: str, st
 
 
 @pytest.mark.torch(">=2.10", "stages of torch 2.9 cannot exchange messages over gloo")
-@pytest.mark.parametrize("schedule", [PipelineSchedule.GPIPE, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        PipelineSchedule.GPIPE,
+        pytest.param(
+            PipelineSchedule.INTERLEAVED_ZERO_BUBBLE,
+            marks=pytest.mark.torch(
+                ">=2.13", "a split backward of earlier versions computes a wrong gradient of a shared weight"
+            ),
+        ),
+    ],
+)
 def test_calls_are_not_predicted_if_both_backward_passes_run_through_a_layer(schedule: PipelineSchedule) -> None:
     """The pass for weights starts at the last use of a shared weight, and runs through the layer with its first use again."""
     layers = (Layer(width=2), Layer(width=2), Layer(width=2, shares=1), Layer(width=2))
@@ -210,6 +221,7 @@ def test_calls_are_not_predicted_if_both_backward_passes_run_through_a_layer(sch
     assert ("inside stages" in verdict.unmodelled) is (schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 
 
+@pytest.mark.torch(">=2.13", "earlier versions refuse neighbouring stages on one rank, or a stage behind frozen layers only")
 def test_calls_behind_a_norm_that_becomes_trainable_are_not_predicted() -> None:
     """`SequenceParallel` makes the second stage's norm trainable, so the third computes an input gradient.
 

@@ -101,6 +101,7 @@ def test_a_scale_has_a_gradient_in_the_last_stage(scales: bool) -> None:
     assert (check(example).known == "clip_grad_value_of_nothing") is not scales
 
 
+@pytest.mark.torch(">=2.11", "GPipe of earlier versions needs as many chunks as stages")
 @pytest.mark.parametrize(
     ("steps", "zero_grad", "expected"), [(1, ZeroGrad.NONE, False), (2, ZeroGrad.NONE, True), (2, ZeroGrad.ZERO, False)]
 )
